@@ -364,6 +364,8 @@ class GrpcConnection(asyncio.Protocol):
         self._tasks.discard(task)
         # A task that was cancelled keeps its frames, and they keep the call.
         rpc.task = None
+        if rpc.is_over:
+            self._limit.end(self.client)
         if task.cancelled():
             self._break(rpc, CANCELLED, "the call was cancelled")
         elif (error := task.exception()) is not None:
@@ -386,7 +388,9 @@ class GrpcConnection(asyncio.Protocol):
         self._sending.forget(rpc)
         if self._end_at is None:
             self._took(rpc.uncredited)
-        self._limit.end(self.client)
+        if rpc.task is None:
+            # Else it counts until it is not served any more: a thread may be at work for it that nothing ends.
+            self._limit.end(self.client)
         rpc.over()
         if not self.rpcs:
             self._seat.wait(self._now(), self._rules.idle_s)

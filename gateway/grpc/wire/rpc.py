@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
+from gateway.bounds.fair_lock import through_in_thread
 from gateway.grpc.wire.messages import IDENTITY, Messages, prefixed
 from gateway.grpc.wire.opening import Headers, Metadata, Opening, trailers
 from shared.contract.errors import Code, MeshError
@@ -158,7 +159,7 @@ class Rpc:
         if self.is_over:
             return
         if self.encoding != IDENTITY and len(message) > PACKED_HERE_BYTES:
-            data = await asyncio.to_thread(prefixed, message, self.encoding)
+            data = await through_in_thread(prefixed, message, self.encoding)
             if self.is_over:
                 return
         else:

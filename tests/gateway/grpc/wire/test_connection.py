@@ -7,6 +7,7 @@ import contextlib
 import socket
 import ssl
 import struct
+import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from gateway.grpc.server import GrpcServer, serve_grpc
 from gateway.grpc.servicer import InferenceServicer
 from gateway.grpc.wire.connection import GrpcConnection
 from gateway.grpc.wire.http2 import SWEEP_AT_LEAST, WINDOW_BYTES, Http2
+from gateway.grpc.wire.messages import prefixed
 from gateway.grpc.wire.rpc import Rpc
 from gateway.grpc.wire.rules import SPARE, RpcLimit
 from gateway.ports.turns import LoopTurns
@@ -347,6 +349,37 @@ async def test_calls_that_are_reset_at_once_keep_nobody_out_and_leave_nothing(se
         assert await is_served(flooding)
         assert twin.calls == []
         await other.until(lambda: server.limit.open == 0)
+
+
+async def test_a_call_counts_while_a_thread_is_at_work_for_it_though_its_client_has_left(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing ends the thread: clients that leave at once would have any number of them."""
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def packed(message: bytes, encoding: str) -> bytes:
+        if encoding == "gzip":
+            begun.set()
+            assert goes_on.wait(SOON_S)
+        return prefixed(message, encoding)
+
+    monkeypatch.setattr("gateway.grpc.wire.rpc.prefixed", packed)
+    monkeypatch.setattr("gateway.grpc.wire.rpc.PACKED_HERE_BYTES", 100)
+    async with serving(grpc_infer_response_compression_level="low") as server, peer_of(server.port) as peer:
+        left = peer.call(INFER, grpc_accept_encoding="gzip")
+        peer.say(left, sized(1000))
+        assert await asyncio.to_thread(begun.wait, SOON_S)
+        peer.h2.reset_stream(left, ErrorCodes.CANCEL)
+        peer.flush()
+        # In this order: when this one is served, the server has heard that the other one is given up.
+        assert await is_served(peer)
+        try:
+            assert (0, 1) == (len(server._connections()[0].rpcs), server.limit.open)
+        finally:
+            goes_on.set()
+        async with asyncio.timeout(SOON_S):
+            while server.limit.open:
+                await asyncio.sleep(0)
 
 
 async def test_a_client_that_pings_without_end_is_told_to_calm_down(serving: Serving) -> None:
