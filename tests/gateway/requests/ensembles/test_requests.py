@@ -22,7 +22,7 @@ from gateway.requests.infer_call import InferCall
 from gateway.requests.measures import Measures
 from gateway.requests.orphans import ConnectionSequences
 from gateway.requests.waiting import Accepted, Answer, PendingRequest
-from shared.contract.errors import MeshError, ModelError, Reason, RequestError, SequenceError
+from shared.contract.errors import MeshError, ModelError, Reason, RequestError, SequenceError, UnavailableError
 from shared.contract.ids import CorrelationId, sequence_id
 from shared.contract.messages import ModelRecord, ReplyMessage
 from shared.contract.model_config import ControlKind, ControlSpec
@@ -65,13 +65,16 @@ def ensembles_of(
     *,
     count: Any = not_counted,
     end: Any = not_counted,
+    withdraw: Any = not_counted,
     catalog: Any = None,
 ) -> Ensembles:
-    """Ensembles whose steps go to `send`, what is counted of their requests to `count`, and what ends to `end`."""
+    """Ensembles whose steps go to `send`, what is counted of their requests to `count`, what ends to `end`, and steps
+    that are taken back to `withdraw`."""
     catalog = catalog or SimpleNamespace(offer=object(), find=found)
     notices = cast(Any, SimpleNamespace(count=count, end=end))
     replies = cast(Any, SimpleNamespace(has_given_up=False))
-    services = EnsembleServices(cast(Any, None), replies, notices, send, lambda _: None)
+    dispatch = cast(Any, SimpleNamespace(withdraw=withdraw))
+    services = EnsembleServices(dispatch, replies, notices, send, lambda _: None)
     measures = measures or Measures(MetricsConfig())
     return Ensembles(catalog, services, Tracing(sink), UnreadAnswers(UNLIMITED), measures)
 
@@ -318,6 +321,40 @@ async def test_a_first_state_that_fails_before_its_acceptance_is_told_ends_the_r
     with pytest.raises(SequenceError, match="the sequence is over"):
         await asyncio.wait_for(answer, 30)
     assert {sequence_id("state", "@e//0", 1), sequence_id("state", "@e//1#1-0.1", 1)} == {one.sequence for one in ended}
+
+
+async def test_a_state_that_is_refused_for_the_moment_is_asked_again_for_the_same_step() -> None:
+    sent = Sent()
+    answer = asked(ensembles_of(sent), TWO_STATES, begun())
+    first, *_ = sent.steps
+    first.accepted = Accepted("1-0", 1, "1-0.1")
+    first.future.set_result(answer_of(MODELS["state"]))
+    await asyncio.sleep(0)
+    sent.steps[1].future.set_exception(UnavailableError("full"))
+    async with asyncio.timeout(30):
+        while len(sent.steps) < 3:
+            await asyncio.sleep(0)
+    sent.steps[2].future.set_result(answer_of(MODELS["state"]))
+
+    assert (await answer).message.step == 1
+    _, refused, again = [one.call for one in sent.steps]
+    assert refused == again
+
+
+@pytest.mark.parametrize("accepted", [None, Accepted("1-0", 1, "1-0.1")], ids=["on its way", "accepted"])
+async def test_a_state_s_step_is_taken_back_when_redis_has_it(accepted: Accepted | None) -> None:
+    """On its way, it is taken back by whoever hears that Redis has accepted it. Its answer tells whether it ran."""
+    sent, withdrawn = Sent(), list[Any]()
+    ensembles = ensembles_of(sent, withdraw=withdrawn.append)
+    caller = Caller(asyncio.get_running_loop().create_future(), None, None)
+    request = ensembles.begin(begun(), caller, TWO_STATES, "1", ConnectionSequences(lambda _: None))
+    (step_of_anchor,) = sent.steps
+    step_of_anchor.sent, step_of_anchor.accepted = 1.0, accepted
+    request.left()
+
+    assert step_of_anchor.withdrawn
+    assert ([step_of_anchor] if accepted else []) == withdrawn
+    assert not step_of_anchor.future.done()
 
 
 async def test_a_start_that_cuts_off_a_run_ends_its_followers_when_no_request_is_ahead_any_more() -> None:
