@@ -123,7 +123,6 @@ class EnsembleRequest(OpenRequest):
             self._made,
             self._span.traceparent,
             self._place,
-            self.failed,
             WaitingBytes(call.model, ensembles.unread, self.failed),
         )
         # Answers of the only decoupled step are this request's own. Behind two of them, only the whole can be counted.

@@ -90,7 +90,6 @@ class RequestContext:
     correlation_id  of its sequences; made: the same, if this gateway made it, because the client named none
     traceparent     of the request's span, "" if it is not traced
     place           in the line of its sequence
-    fail            fails the request at once
     waiting         counts its answers that wait
     """
 
@@ -101,7 +100,6 @@ class RequestContext:
     made: int | str | None
     traceparent: str
     place: LinePlace | None
-    fail: Callable[[MeshError], None]
     waiting: WaitingBytes
 
 
