@@ -24,6 +24,7 @@ class SchedulerSettings(CommonSettings):
         "bounded loads): lower is more even, higher moves fewer sequences.",
         group="Placement",
         minimum=1.0,
+        maximum=1000.0,
     )
     spare_slots: int = setting(
         32,
