@@ -58,33 +58,24 @@ def forget_lost(state: LeaderState) -> None:
 
 
 def level(state: LeaderState, cause: str) -> list[Action]:
-    """Takes sequences from executors above their share, as many as the executors below it have free slots for."""
+    """Takes sequences from executors above their share, as many as the executors below it have free slots for.
+
+    Sequences that are underway count as arrived.
+    """
     actions: list[Action] = []
     for version, ring in sorted(state.rings.items()):
         underway = sum(of_version == version for of_version, _ in state.underway.values())
-        surplus = surplus_of(ring, underway)
+        loads = ring.loads()
+        share = ring.share(sum(loads.values()) + underway)
+        surplus = {executor: load - share for executor, load in sorted(loads.items()) if load > share}
         if not surplus:
             state.uneven_since_ms.pop(version, None)
         elif state.now_ms - state.uneven_since_ms.setdefault(version, state.now_ms) >= UNEVEN_MS:
-            free = min(slots_below_share(ring, underway), MOVES_MAX - underway)
-            if free > 0:
-                actions += [move_out(sequence, cause) for sequence in chosen(state, ring, surplus)[:free]]
+            room = sum(max(0, min(share, ring.tables[executor].size) - load) for executor, load in loads.items())
+            count = min(room, MOVES_MAX) - underway
+            if count > 0:
+                actions += [move_out(sequence, cause) for sequence in chosen(state, ring, surplus)[:count]]
     return actions
-
-
-def surplus_of(ring: Ring, underway: int) -> dict[ExecutorId, int]:
-    """By how many sequences each executor is above its share. The share counts sequences underway as arrived."""
-    loads = ring.loads()
-    share = ring.share(sum(loads.values()) + underway)
-    return {executor: load - share for executor, load in sorted(loads.items()) if load > share}
-
-
-def slots_below_share(ring: Ring, underway: int) -> int:
-    """How many sequences the executors below their share can take, after the sequences underway have arrived."""
-    loads = ring.loads()
-    share = ring.share(sum(loads.values()) + underway)
-    free = sum(max(0, min(share, ring.tables[executor].size) - load) for executor, load in loads.items())
-    return free - underway
 
 
 def chosen(state: LeaderState, ring: Ring, surplus: dict[ExecutorId, int]) -> list[Sequence]:

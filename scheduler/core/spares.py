@@ -30,7 +30,7 @@ def lay_out(state: LeaderState, versions: Iterable[str], cause: str) -> list[Act
             ring = state.ring(version)
             most = room(ring)
             for executor, table in sorted(ring.tables.items()):
-                actions += level(state, executor, table, most[executor], cause)
+                actions += level(state, table, most[executor], cause)
     return actions
 
 
@@ -56,23 +56,22 @@ def room(ring: Ring) -> dict[ExecutorId, int]:
     }
 
 
-def level(state: LeaderState, executor: ExecutorId, table: SlotTable, most: int, cause: str) -> list[Action]:
+def level(state: LeaderState, table: SlotTable, most: int, cause: str) -> list[Action]:
     """Lays out slots of a table in each shard that has less than half of what it should have, or less than all of it
     while a low slot is left behind. most: for all shards"""
     actions: list[Action] = []
-    of_executor = state.executors[executor]
-    if of_executor.recalls:
+    executor, shards = state.executors[table.executor], state.shards
+    if executor.recalls:
         return []
-    shards = state.shards
     spare = {shard: table.spares_in(shard) for shard in shards}
     if sum(spare.values()) > 2 * (most + len(shards)):
-        return recall(state, of_executor, cause)
+        return recall(state, executor, cause)
     each = -(-min(state.policy.spare_slots, most) // len(shards))
     for shard, left in spare.items():
         is_due = 2 * left < each or (left < each and table.has_gap)
         if is_due and (slots := table.lay_out(each - left, shard)):
-            of_executor.spare_in.add(shard)
-            actions.append(LayOut(executor, table.served.version, shard, tuple(slots), cause))
+            executor.spare_in.add(shard)
+            actions.append(LayOut(table.executor, table.served.version, shard, tuple(slots), cause))
     return actions
 
 
