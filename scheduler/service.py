@@ -110,7 +110,7 @@ async def forget_libraries(redis: Redis, keys: Keyspace) -> None:
             removed = await Scripts(redis, keys).forget_others()
             if removed:
                 logs.info("scripts of other releases removed", libraries=removed)
-    except CONNECTION_LOST as lost:
+    except LOST_OR_REFUSED as lost:
         logs.debug("scripts of other releases not removed", cause=str(lost))
 
 

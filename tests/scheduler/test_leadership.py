@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import ResponseError
+from redis.exceptions import NoPermissionError, ResponseError
 
 from scheduler import service
 from scheduler.core.actions import Action, Assign, Dismiss, LookForExpired, Reclaim, ReclaimPart, Reject
@@ -796,6 +796,21 @@ async def is_led(scheduler: Scheduler, after: Term) -> bool:
     """Whether a leader of a later term leads."""
     leader = scheduler.leaders.get(MODEL)
     return leader is not None and leader.term > after
+
+
+async def test_a_scheduler_whose_user_may_not_remove_scripts_starts_all_the_same(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(_: Scripts) -> int:
+        raise NoPermissionError("User mesh has no permissions to run the 'function|list' command")
+
+    stop = Stop()
+    stop.request("the end of the test")
+    monkeypatch.setattr(Scripts, "forget_others", refuse)
+    async with asyncio.TaskGroup() as group:
+        await service.serve(stage.settings(), Tasks(group), stop)
+
+    assert stop.has_started
 
 
 async def test_its_tasks_end_before_the_connections_that_they_use(
