@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import logging
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,21 +18,9 @@ from shared.stored_settings import ChangedSettings, ProcessSettings, StoredSetti
 from shared.traces import settings as trace_settings
 from shared.traces.context import ALWAYS, Sampler, new_trace_id
 from shared.traces.control import TraceControl
-from shared.traces.spans import FinishedSpan
 from shared.traces.tracing import NO_STEP, Tracing
-
-
-class Spans:
-    """A sink that keeps what it gets."""
-
-    def __init__(self) -> None:
-        self.got: list[FinishedSpan] = []
-
-    def emit(self, span: FinishedSpan) -> None:
-        self.got.append(span)
-
-    def shutdown(self, timeout_s: float) -> None:
-        pass
+from tests.shared.conftest import Configure
+from tests.shared.traces.test_tracing import Kept
 
 
 @pytest.fixture
@@ -43,19 +29,9 @@ def keys(key_prefix: str) -> Keyspace:
 
 
 @pytest.fixture
-def own_logging() -> Iterator[io.StringIO]:
-    """Where this test's log lines go; the process's logging is put back afterwards."""
-    root = logging.getLogger()
-    handlers, level, own_level = root.handlers[:], root.level, logs.LOGGER.level
-    own_handlers, propagate = logs.LOGGER.handlers[:], logs.LOGGER.propagate
-    stream = io.StringIO()
-    logs.configure("info", "text", stream=stream)
-    yield stream
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    logs.LOGGER.setLevel(own_level)
-    logs.LOGGER.handlers[:], logs.LOGGER.propagate = own_handlers, propagate
-    logging.captureWarnings(capture=False)
+def own_logging(configured: Configure) -> io.StringIO:
+    """Where this test's log lines go."""
+    return configured()
 
 
 # -- trace settings, what a request may say ----------------------------------------------------------------------------
@@ -160,7 +136,7 @@ def test_a_count_is_used_up() -> None:
 
 
 def test_settings_reach_the_spans() -> None:
-    spans = Spans()
+    spans = Kept()
     tracing = Tracing(spans, Sampler())
     tracing.control.apply({"m": {"trace_count": 1}})
     first, second = (tracing.begin_step(None, "m", start=False, trace_headers={}) for _ in range(2))
@@ -168,7 +144,7 @@ def test_settings_reach_the_spans() -> None:
     second.end()
 
     assert second is NO_STEP
-    assert len([span for span in spans.got if span.name == "step"]) == 1
+    assert len([span for span in spans.spans if span.name == "step"]) == 1
 
 
 @pytest.mark.parametrize(

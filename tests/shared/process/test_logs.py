@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 import os
@@ -10,35 +9,13 @@ import re
 import sys
 import tracemalloc
 import warnings
-from collections.abc import Callable, Iterator
 
 import pytest
 
 from shared.process import logs
 from shared.process.logs import Level, level_of_line
 from shared.process.repeats import Repeats
-
-Configure = Callable[..., io.StringIO]
-
-
-@pytest.fixture
-def configured() -> Iterator[Configure]:
-    """Configures logging to a buffer; afterwards puts the process's logging back as it was."""
-    root = logging.getLogger()
-    handlers, level, own_level = root.handlers[:], root.level, logs.LOGGER.level
-    own_handlers, propagate = logs.LOGGER.handlers[:], logs.LOGGER.propagate
-
-    def configure(level_name: str = "info", style: str = "text", **bound: object) -> io.StringIO:
-        stream = io.StringIO()
-        logs.configure(level_name, style, stream=stream, **bound)
-        return stream
-
-    yield configure
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    logs.LOGGER.setLevel(own_level)
-    logs.LOGGER.handlers[:], logs.LOGGER.propagate = own_handlers, propagate
-    logging.captureWarnings(capture=False)
+from tests.shared.conftest import Configure
 
 
 def test_a_text_line_is_time_level_event_and_fields_in_order(configured: Configure) -> None:
