@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush, heapreplace
 from typing import NamedTuple
 
 from shared.contract.ids import SequenceId, ShardId
@@ -51,7 +51,10 @@ MOVING_RANK = 0
 WAITING_RANK = 1
 
 COMPACT_SLACK = 64
-"""A heap may hold this many withdrawn sequences more than all that wait, before it is built again."""
+"""A heap may hold this many entries more than twice those that count, before it is built again."""
+
+SOONEST = 0.0
+"""Less than `Turns.after` ever is."""
 
 MOVING_LINE = None
 """Of all tenants' moving sequences; the other lines are those of tenants, by name."""
@@ -81,10 +84,15 @@ class Backlog:
 
     A withdrawal leaves its entry in its heap, because finding it there would cost a search. The entry is dropped when
     it comes to the top, or when the withdrawn ones are more than half of all. So the first of each line waits.
+
+    Nor are all tenants compared for each slot. Each that waits has an entry in another heap, with its turn as it was
+    known, or one sooner. The entry is corrected when it comes to the top. So a turn that comes later is found out by
+    itself, and of one that comes sooner the backlog is told (`reconsider`).
     """
 
     def __init__(self) -> None:
         self._lines: dict[str | None, list[BacklogEntry]] = {}
+        self._heads: list[tuple[float, BacklogEntry]] = []
         self._members: dict[SequenceId, BacklogEntry] = {}
         self._size = 0  # entries in all lines, withdrawn ones too
 
@@ -100,15 +108,18 @@ class Backlog:
 
     def _put(self, queued: BacklogEntry) -> None:
         self._members[queued.sequence] = queued
-        heappush(self._lines.setdefault(_line_of(queued), []), queued)
+        line = self._lines.setdefault(_line_of(queued), [])
+        heappush(line, queued)
         self._size += 1
+        if line[0] is queued and queued.rank == WAITING_RANK:
+            self.reconsider(queued.tenant)
 
     def withdraw(self, sequence: SequenceId) -> None:
         """Takes a sequence out, wherever it stands."""
         self._drop_withdrawn(_line_of(self._members.pop(sequence)))
         if self._size > 2 * len(self._members) + COMPACT_SLACK:
             members = list(self._members.values())
-            self._lines, self._size = {}, 0
+            self._lines, self._heads, self._size = {}, [], 0
             for queued in members:
                 self._put(queued)
 
@@ -121,20 +132,32 @@ class Backlog:
         if not line:
             del self._lines[name]
 
-    def in_turn(self, turns: Turns) -> Iterator[SequenceId]:
-        """The sequences, each in its turn. Each is withdrawn, and counts in `turns`, before the next is asked for.
+    def reconsider(self, tenant: str) -> None:
+        """The tenant's turn may come sooner than before: it has a slot less, or an older sequence waits."""
+        if tenant in self._lines:
+            heappush(self._heads, (SOONEST, self._lines[tenant][0]))
+            if len(self._heads) > 2 * len(self._lines) + COMPACT_SLACK:
+                self.reconsider_all()
 
-        The tenants are compared once, however many slots are given.
-        """
+    def reconsider_all(self) -> None:
+        """Every tenant's turn may come sooner: the shares have changed."""
+        firsts = sorted(line[0] for name, line in self._lines.items() if name != MOVING_LINE)
+        # What is sorted is a heap.
+        self._heads = [(SOONEST, first) for first in firsts]
+
+    def in_turn(self, turns: Turns) -> Iterator[SequenceId]:
+        """The sequences, each in its turn. Each is withdrawn, and counts in `turns`, before the next is asked for."""
         while moving := self._lines.get(MOVING_LINE):
             yield moving[0].sequence
-        heads = [(turns.after(line[0].tenant), line[0]) for line in self._lines.values()]
-        heapify(heads)
-        while heads:
-            _, head = heappop(heads)
-            yield head.sequence
-            if line := self._lines.get(head.tenant):
-                heappush(heads, (turns.after(head.tenant), line[0]))
+        while self._heads:
+            known = self._heads[0]
+            tenant = known[1].tenant
+            if tenant not in self._lines:
+                heappop(self._heads)
+            elif known < (turn := (turns.after(tenant), self._lines[tenant][0])):
+                heapreplace(self._heads, turn)
+            else:
+                yield self._lines[tenant][0].sequence
 
     def in_order(self, turns: Turns = NO_TURNS) -> list[BacklogEntry]:
         """All waiting sequences in the order in which they would get slots if no slot became free meanwhile but those

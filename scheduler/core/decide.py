@@ -92,6 +92,8 @@ def decide(state: LeaderState, event: Event) -> list[Action]:
             return spares_recalled(state, event)
         case SharesSeen():
             state.shares = event.shares
+            for backlog in state.backlogs.values():
+                backlog.reconsider_all()
             return []
         case IdleTimeCut():
             state.look_ms = min(state.look_ms, event.until_ms)

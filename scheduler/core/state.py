@@ -286,6 +286,8 @@ class LeaderState:
             holders.add(sequence.sequence)
         if change := (after in WITH_SLOT) - (before in WITH_SLOT):
             holders.count(sequence.tenant, change)
+            if change < 0:
+                self.backlogs[sequence.version].reconsider(sequence.tenant)
         holders.asked += (after is SequencePhase.YIELDING) - (before is SequencePhase.YIELDING)
 
     def move_executor(self, executor: Executor, how: str, cause: str) -> None:

@@ -57,6 +57,16 @@ def test_a_line_does_not_grow_with_those_who_leave_it_from_the_middle() -> None:
     assert 0 == backlog._size
 
 
+def test_turns_that_may_come_sooner_do_not_pile_up() -> None:
+    """As slots of tenants that wait become free, and others get them."""
+    backlog = Backlog()
+    for number in range(STAYING):
+        backlog.add(SequenceId(str(number)), entry(number), moving=False, tenant=str(number))
+    for number in range(LEAVING):
+        backlog.reconsider(str(number % STAYING))
+        assert len(backlog._heads) <= 2 * STAYING + COMPACT_SLACK
+
+
 def test_deadlines_of_those_who_wait_no_longer_do_not_pile_up() -> None:
     """And the others stay in order: whoever waits is refused in time, whoever has left between them."""
     state, chance = LeaderState(Policy(1.25)), random.Random(7)
@@ -97,10 +107,11 @@ def test_it_is_not_looked_for_whose_turn_it_is_while_no_slot_is_free(monkeypatch
         name = str(number)
         decide(state, SequenceWaits(SequenceId(name), "1", entry(number), tenant=name))
     decide(state, Assigned(SequenceId("0"), entry(0), Epoch(1)))
-    assert ["0"] == asked
+    assert {"0"} == set(asked)
+    asked.clear()
     decide(state, SequenceOver(SequenceId("0"), Epoch(1)))
 
-    assert STAYING == len(asked)
+    assert {"1", "2", "3", "4"} == set(asked)
 
 
 def test_the_tenants_are_compared_once_however_many_slots_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +125,25 @@ def test_the_tenants_are_compared_once_however_many_slots_are_free(monkeypatch: 
     actions = decide(state, ExecutorSeen(ExecutorId("e1"), (OfferedVersion("1", 1, 2 * tenants),)))
 
     assert 2 * tenants == len(actions)
-    assert len(asked) <= 2 * tenants
+    assert len(asked) <= 3 * len(actions)
+
+
+def test_all_tenants_are_not_compared_for_each_slot_that_becomes_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a leader would give a few hundred slots a second and do nothing else, where thousands of tenants wait."""
+    state, tenants = LeaderState(), 200
+    decide(state, ExecutorSeen(ExecutorId("e1"), (OfferedVersion("1", 1, 1),)))
+    for number in range(tenants):
+        decide(state, SequenceWaits(SequenceId(str(number)), "1", entry(number), tenant=str(number)))
+    given = [SequenceId("0")]
+    asked = count_tenants_compared(monkeypatch)
+    for number in range(tenants // 2):
+        decide(state, Assigned(given[-1], entry(number), Epoch(number + 1)))
+        (assign,) = decide(state, SequenceOver(given[-1], Epoch(number + 1)))
+        assert isinstance(assign, Assign)
+        given.append(assign.sequence)
+
+    assert [str(number) for number in range(tenants // 2 + 1)] == given
+    assert len(asked) <= 4 * tenants
 
 
 def count_tenants_compared(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -187,6 +216,45 @@ def test_the_line_that_is_told_is_the_line_that_is_served(
     assert sorted(told) == sorted(str(number) for number in range(len(waiting)))
 
 
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["waits", "waits", "moves", "is served", "has a slot less", "leaves", "shares"]),
+            st.sampled_from(TENANTS),
+            st.integers(0, 99),
+        ),
+        max_size=60,
+    )
+)
+def test_the_next_in_turn_is_the_one_whom_a_comparison_of_all_would_find(moves: list[tuple[str, str, int]]) -> None:
+    """Whatever has become of slots and shares meanwhile."""
+    backlog, slots, shares, waiting = Backlog(), Counter[str](), dict[str, int](), dict[SequenceId, BacklogEntry]()
+    turns = Turns(slots, shares)
+    for number, (move, tenant, drawn) in enumerate(moves):
+        in_turn = sorted(waiting.values(), key=lambda one: (one.rank, one.rank and turns.after(one.tenant), one))
+        first = in_turn[0] if in_turn else None
+        if move in ("waits", "moves"):
+            new = BacklogEntry(int(move == "waits"), Entry(drawn, number, ShardId(0)), SequenceId(str(number)), tenant)
+            waiting[new.sequence] = new
+            backlog.add(new.sequence, new.entry, moving=move == "moves", tenant=tenant)
+        elif move == "is served":
+            assert (first.sequence if first else None) == next(backlog.in_turn(turns), None)
+            if first is not None:
+                backlog.withdraw(first.sequence)
+                slots[first.tenant] += 1
+                del waiting[first.sequence]
+        elif move == "has a slot less" and slots[tenant]:
+            slots[tenant] -= 1
+            backlog.reconsider(tenant)
+        elif move == "leaves" and waiting:
+            gone = list(waiting)[drawn % len(waiting)]
+            backlog.withdraw(gone)
+            del waiting[gone]
+        elif move == "shares":
+            shares[tenant] = 1 + drawn % 5
+            backlog.reconsider_all()
+
+
 @given(WAITING)
 def test_without_tenants_and_shares_moving_sequences_come_first_and_then_the_older(
     waiting: list[tuple[str, bool]],
@@ -229,6 +297,55 @@ def test_a_share_of_every_other_tenant_is_one_of_each_that_has_none_of_its_own()
     for other in ("acme", ""):
         waiting = [(other, False)] * 3 + [("blue", False)] * 4
         assert ["3", "0", "4", "5", "1", "6", "2"] == served(filled(waiting), Turns({}, tenants.shares))
+
+
+class Line:
+    """The line of one executor with so many slots, as the core keeps it. Sequences are named by tenant and age."""
+
+    def __init__(self, slots: int) -> None:
+        self.state = LeaderState()
+        decide(self.state, ExecutorSeen(ExecutorId("e1"), (OfferedVersion("1", 1, slots),)))
+
+    def waits(self, *names: str) -> list[str]:
+        """They begin to wait. Those that have slots by now."""
+        return [
+            given
+            for name in names
+            for given in self.given(
+                SequenceWaits(SequenceId(name), "1", entry(int(name.split()[1])), tenant=name.split()[0])
+            )
+        ]
+
+    def ends(self, name: str) -> list[str]:
+        """One that has a slot is over. Those that have got one."""
+        return self.given(SequenceOver(SequenceId(name), Epoch(1)))
+
+    def given(self, event: SequenceWaits | SequenceOver) -> list[str]:
+        given = [action for action in decide(self.state, event) if isinstance(action, Assign)]
+        for assign in given:
+            decide(self.state, Assigned(assign.sequence, assign.entry, Epoch(1)))
+        return [assign.sequence for assign in given]
+
+
+def test_a_tenant_whose_slots_have_become_free_is_next_though_it_was_found_to_be_later() -> None:
+    line = Line(slots=3)
+    line.waits("acme 0", "acme 1", "blue 2", "acme 3", "blue 4", "blue 5")
+    assert ["acme 3"] == line.ends("acme 0")
+    assert [] == line.waits("blue 7", "acme 9")
+    assert ["blue 4"] == line.ends("blue 2"), "acme has two, and would have three"
+    assert ["blue 5"] == line.ends("acme 1")
+
+    assert ["acme 9"] == line.ends("acme 3")
+
+
+def test_a_tenant_whose_share_has_grown_is_next_though_it_was_found_to_be_later() -> None:
+    line = Line(slots=2)
+    line.waits("acme 0", "blue 1", "blue 3", "acme 5", "blue 6")
+    assert ["blue 3"] == line.ends("blue 1"), "acme has one, and would have two"
+
+    decide(line.state, SharesSeen({"acme": 4}))
+
+    assert ["acme 5"] == line.ends("blue 3")
 
 
 def test_the_shares_that_an_operator_sets_decide_from_then_on_and_a_tenant_without_slots_leaves_nothing() -> None:
