@@ -1,14 +1,49 @@
-"""One Redis as a scheduler's leaders use it."""
+"""What the leaders of a scheduler share: one Redis, and how they see the executors in it."""
 
 from __future__ import annotations
 
-from scheduler.polls import Polls
+import asyncio
+
+from scheduler.ingest import Poll
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.link import SharedLinks
 from shared.store.membership import Membership
 from shared.store.scripts import Scripts
 from shared.traces.tracing import Tracing
+
+
+class Polls:
+    """The executors: one poll at a time, for all loops and leaders of a scheduler.
+
+    What a poll costs grows with the number of models. So leaders that rebuild at the same moment share a poll.
+
+    latest  what the last poll brought
+    """
+
+    def __init__(self, membership: Membership) -> None:
+        self._membership = membership
+        self._polling = asyncio.Lock()
+        self._begun = 0
+        self._ended = 0
+        self._now_ms = 0
+        self.latest = Poll(())
+
+    async def next(self) -> tuple[Poll, int]:
+        """A poll that begins after this call, and the clock of Redis then, ms. Calls that come while another poll is
+        under way share the next one. While no executor changes, every poll is the same object.
+
+        Raises one of `redis_py.CONNECTION_LOST`.
+        """
+        wanted = self._begun + 1
+        async with self._polling:
+            if self._ended < wanted:
+                self._begun = number = self._begun + 1
+                members, self._now_ms = await self._membership.look()
+                if members != self.latest.members:
+                    self.latest = Poll(members)
+                self._ended = number
+            return self.latest, self._now_ms
 
 
 class MeshAccess:

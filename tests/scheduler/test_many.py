@@ -14,8 +14,7 @@ from scheduler.core.events import Event, Tick
 from scheduler.core.state import LeaderState, Policy
 from scheduler.effects import EffectPerformer
 from scheduler.leader import REBUILT_AT_ONCE, Leader
-from scheduler.mesh import MeshAccess
-from scheduler.polls import Polls
+from scheduler.mesh import MeshAccess, Polls
 from shared.contract.ids import Term
 from shared.store.link import LINKS_MAX, Link
 from shared.store.membership import Member, Membership
