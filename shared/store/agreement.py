@@ -38,8 +38,8 @@ own."""
 @asynccontextmanager
 async def joined(url: str, prefix: str, shards: int, *, name: str) -> AsyncGenerator[tuple[Redis, Keyspace]]:
     """A client for the start of a service, and the keys of the mesh that it has joined. It waits as `when_it_serves`;
-    for a Redis that cannot be reached a few seconds. Raises UnfitRedisError, as `join_mesh`, and also if Redis cannot
-    be reached, or refuses to serve.
+    for a Redis that cannot be reached a few seconds, for a silent one a minute and a half. Raises UnfitRedisError, as
+    `join_mesh`, and also if Redis cannot be reached, or refuses to serve.
     """
     with needed_at_start(url):
         async with connect(url, name=name) as redis:
