@@ -21,7 +21,6 @@ from shared.contract.ids import (
     InstanceIndex,
     SequenceId,
     SlotIndex,
-    StepNumber,
     Term,
     sequence_id,
 )
@@ -60,6 +59,18 @@ GATEWAY = "g-test"
 IDLE_MS = 60_000
 STATE = encode(from_numpy("h", np.array([7], np.int32)))
 """The state in the checkpoints of `ScriptedMesh.commit`."""
+
+
+ANSWER = encode(ReplyMessage("1"))
+
+
+def commit_of(
+    step: InboxStep, reply: bytes = ANSWER, outcome: StepOutcome = StepOutcome.DONE, **more: Any
+) -> StepCommit:
+    """How its owner makes a step final that lay in its inbox. more: other fields"""
+    return StepCommit(
+        *(step.sequence, step.epoch, step.step, step.flags, outcome, step.gateway, step.token, reply), **more
+    )
 
 
 class ScriptedMesh:
@@ -222,27 +233,18 @@ class ScriptedMesh:
         outcome: StepOutcome = StepOutcome.DONE,
     ) -> None:
         """Makes the only step in the inbox final. fields: of its checkpoint"""
-        sequence = self.sequence(correlation_id)
-        shard = self.keys.shard_of(sequence)
         (step,) = await self.steps(executor, correlation_id)
-        done = StepCommit(
-            sequence,
-            Epoch(step.epoch),
-            step.step,
-            step.flags,
-            outcome,
-            step.gateway,
-            step.token,
-            b"reply",
-            entries=[step.entry],
-            checkpoint=fields,
-            base=StepNumber(step.step),
-        )
-        call = self.scripts.commit(
-            [done], shard=shard, executor=executor, model=self.model, idle_ms=IDLE_MS, tombstone_ms=10_000, load=None
-        )
-        (code,) = await self.scripts.run(call)
+        done = commit_of(step, outcome=outcome, entries=[step.entry], checkpoint=fields)
+        (code,) = await self.committed(executor, done)
         assert code in (CommitCode.COMMITTED, CommitCode.OVER)
+
+    async def committed(self, executor: ExecutorId, *steps: StepCommit, **more: Any) -> list[CommitCode]:
+        """What becomes of an executor's commits, all of one shard. more: what the call says beside the steps"""
+        about: dict[str, Any] = {"idle_ms": IDLE_MS, "tombstone_ms": 10_000, **more}
+        shard = self.keys.shard_of(steps[0].sequence)
+        return await self.scripts.run(
+            self.scripts.commit(steps, shard=shard, executor=executor, model=self.model, **about)
+        )
 
     async def reclaim(self, dead: ExecutorId, *, tombstone_ms: int = 10_000, lost: bool = False) -> None:
         """Takes all sequences away from an executor, as a scheduler does; their steps stay in its inbox."""

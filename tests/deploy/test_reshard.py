@@ -138,16 +138,7 @@ async def committed(mesh: ScriptedMesh, number: int, nth: int) -> None:
         base=step,
         recoverable=True,
     )
-    call = mesh.scripts.commit(
-        [done],
-        shard=mesh.keys.shard_of(sequence),
-        executor=ExecutorId(record["ow"]),
-        model=mesh.model,
-        idle_ms=IDLE_MS,
-        tombstone_ms=1000,
-    )
-    (code,) = await mesh.scripts.run(call)
-    assert 1 == code
+    assert [1] == await mesh.committed(ExecutorId(record["ow"]), done, idle_ms=IDLE_MS, tombstone_ms=1000)
 
 
 async def statistics(redis: Any, keys: Keyspace) -> None:

@@ -43,9 +43,10 @@ from shared.statistics.tally import ModelLoad
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
-from shared.store.script_values import Assignment, StepCommit, StepOutcome
+from shared.store.script_values import Assignment, StepOutcome
 from shared.store.scripts import Scripts
 from shared.store.work_scripts import Take, Taken, WorkDone, WorkScripts
+from tests.scripted_mesh import commit_of
 
 IDLE_MS = 30_000
 GRACE_MS = 10_000
@@ -246,18 +247,7 @@ class FakeExecutor:
             self.received.append(message)
             reply = self.answer(message, step)
             outcome = StepOutcome.FAILED if reply.error_code else StepOutcome.DONE
-        commit = StepCommit(
-            step.sequence,
-            step.epoch,
-            step.step,
-            step.flags,
-            outcome,
-            step.gateway,
-            step.token,
-            self.encoded(reply),
-            keep_reply=True,
-            entries=(step.entry,),
-        )
+        commit = commit_of(step, self.encoded(reply), outcome, keep_reply=True, entries=(step.entry,))
         call = self.scripts.commit(
             [commit],
             shard=shard,

@@ -14,16 +14,16 @@ from scheduler.core.events import Reclaimed
 from scheduler.effects import EffectPerformer
 from scheduler.mesh import MeshAccess
 from shared.contract.ids import ExecutorId, InstanceIndex, SchedulerId, SlotIndex, Term, sequence_id
-from shared.contract.messages import InboxStep, ReplyMessage, StepFlag, encode, inbox_entry
+from shared.contract.messages import ReplyMessage, StepFlag, encode
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.link import Link
 from shared.store.script_sender import Call
-from shared.store.script_values import Assignment, CommitCode, StepCommit, StepOutcome, Submission, SubmitCode
+from shared.store.script_values import Assignment, CommitCode, Submission, SubmitCode
 from shared.store.scripts import Scripts
 from shared.traces.tracing import Tracing
 from tests.scheduler.stage import MODEL, Stage, step_numbers
-from tests.scripted_mesh import ScriptedMesh
+from tests.scripted_mesh import ScriptedMesh, commit_of
 
 EXECUTOR = ExecutorId("e-1")
 SEQUENCES = 5
@@ -134,26 +134,10 @@ class Sequence3160:
 
     async def run_one(self) -> int:
         """Commits the only step in the inbox; its number."""
-        ((entry, fields),) = await self.commands.xrange(self.mesh.keys.inbox(self.shard, EXECUTOR))
-        step = inbox_entry(entry, fields)
-        assert isinstance(step, InboxStep)
-        done = StepCommit(
-            step.sequence,
-            step.epoch,
-            step.step,
-            step.flags,
-            StepOutcome.DONE,
-            step.gateway,
-            step.token,
-            encode(ReplyMessage("1", step=step.step)),
-            keep_reply=True,
-            entries=(step.entry,),
-            checkpoint=(("h", b"x"),),
-        )
-        call = self.mesh.scripts.commit(
-            [done], shard=self.shard, executor=EXECUTOR, model="sum", idle_ms=60_000, tombstone_ms=1_000
-        )
-        assert [CommitCode.COMMITTED] == await self.mesh.scripts.run(call)
+        (step,) = await self.mesh.steps(EXECUTOR)
+        saved: dict[str, Any] = {"entries": (step.entry,), "checkpoint": (("h", b"x"),)}
+        done = commit_of(step, encode(ReplyMessage("1", step=step.step)), keep_reply=True, **saved)
+        assert [CommitCode.COMMITTED] == await self.mesh.committed(EXECUTOR, done, tombstone_ms=1_000)
         return step.step
 
 

@@ -36,8 +36,6 @@ from shared.store.redis_client import connect
 from shared.store.script_values import (
     CancelCode,
     Cancellation,
-    StepCommit,
-    StepOutcome,
     Submission,
     SubmitCode,
     Submitted,
@@ -48,6 +46,7 @@ from shared.store.scripts import Scripts
 from shared.store.server_run import ServerRun
 from shared.traces.tracing import Tracing
 from tests.embedded_cluster import EmbeddedCluster
+from tests.scripted_mesh import commit_of
 
 MODEL = "sum"
 LEASE_MS = 1_000
@@ -245,18 +244,8 @@ class Stage:
         """An executor has run these steps."""
         codes: list[int] = []
         for step in steps:
-            done = StepCommit(
-                step.sequence,
-                step.epoch,
-                step.step,
-                step.flags,
-                StepOutcome.DONE,
-                step.gateway,
-                step.token,
-                encode(ReplyMessage("1", step=step.step)),
-                entries=(step.entry,),
-                checkpoint=(("in", b"x"),),
-            )
+            reply = encode(ReplyMessage("1", step=step.step))
+            done = commit_of(step, reply, entries=(step.entry,), checkpoint=(("in", b"x"),))
             call = self.scripts.commit(
                 [done],
                 shard=self.keys.shard_of(step.sequence),

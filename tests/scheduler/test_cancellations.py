@@ -56,7 +56,7 @@ from shared.store.script_values import (
     SubmitCode,
     Submitted,
 )
-from tests.scripted_mesh import GATEWAY, ScriptedMesh
+from tests.scripted_mesh import GATEWAY, ScriptedMesh, commit_of
 
 SEEDS = int(os.environ.get("SEEDS", "12"))
 MOVES = 120
@@ -128,20 +128,7 @@ class Runner:
 
     def put(self, answer: StepAnswer, outcome: StepOutcome, reply: ReplyMessage, states: Any = ()) -> None:
         step = answer.queued.step
-        self.commits.append(
-            StepCommit(
-                step.sequence,
-                step.epoch,
-                step.step,
-                step.flags,
-                outcome,
-                step.gateway,
-                step.token,
-                encode(reply),
-                entries=answer.change.entries,
-                checkpoint=states,
-            )
-        )
+        self.commits.append(commit_of(step, encode(reply), outcome, entries=answer.change.entries, checkpoint=states))
 
 
 class Game:
@@ -253,15 +240,7 @@ class Game:
         runner = self.chance.choice(self.runners)
         while runner.commits:
             step = runner.commits.popleft()
-            call = self.mesh.scripts.commit(
-                [step],
-                shard=self.keys.shard_of(step.sequence),
-                executor=runner.name,
-                model=self.mesh.model,
-                idle_ms=600_000,
-                tombstone_ms=60_000,
-            )
-            (code,) = await self.mesh.scripts.run(call)
+            (code,) = await self.mesh.committed(runner.name, step, idle_ms=600_000, tombstone_ms=60_000)
             assert code is not CommitCode.OUT_OF_ORDER
             if code in (CommitCode.OVER, CommitCode.REFUSED):
                 runner.take(OwnershipOver(step.sequence, step.epoch))
@@ -279,15 +258,8 @@ class Game:
     async def flush_late(self, runner: Runner) -> None:
         self.runners.remove(runner)
         for step in runner.commits:
-            call = self.mesh.scripts.commit(
-                [step],
-                shard=self.keys.shard_of(step.sequence),
-                executor=runner.name,
-                model=self.mesh.model,
-                idle_ms=600_000,
-                tombstone_ms=60_000,
-            )
-            assert await self.mesh.scripts.run(call) in ([CommitCode.REFUSED], [CommitCode.BEFORE])
+            late = await self.mesh.committed(runner.name, step, idle_ms=600_000, tombstone_ms=60_000)
+            assert late in ([CommitCode.REFUSED], [CommitCode.BEFORE])
 
     # -- the end --------------------------------------------------------------------------------------------------
 

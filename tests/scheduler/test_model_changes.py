@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from shared.contract.ids import ExecutorId
-from shared.contract.messages import InboxStep, ReplyMessage, StepFlag, encode, inbox_entry
+from shared.contract.messages import ReplyMessage, StepFlag, encode
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
-from shared.store.script_values import CommitCode, Rejection, StepCommit, StepOutcome, SubmitCode
-from tests.scripted_mesh import ScriptedMesh
+from shared.store.script_values import CommitCode, Rejection, StepOutcome, SubmitCode
+from tests.scripted_mesh import ScriptedMesh, commit_of
 
 ALICE, BOB = ExecutorId("alice"), ExecutorId("bob")
 START = StepFlag.START
@@ -140,17 +140,9 @@ async def start(mesh: ScriptedMesh, number: int, mark: str) -> None:
 
 async def commit(mesh: ScriptedMesh, number: int, mark: str, *, outcome: StepOutcome = StepOutcome.DONE) -> None:
     """The latest step of a sequence of Alice's."""
-    (shard,) = mesh.keys.shards
-    entry, fields = (await mesh.redis.xrevrange(mesh.keys.inbox(shard, ALICE), count=1))[0]
-    step = inbox_entry(entry, fields)
-    assert isinstance(step, InboxStep)
-    final = StepCommit(
-        step.sequence, step.epoch, step.step, step.flags, outcome, "", "", b"reply", entries=[step.entry]
-    )
-    call = mesh.scripts.commit(
-        [final], shard=shard, executor=ALICE, model="sum", idle_ms=60_000, tombstone_ms=60_000, mark=mark
-    )
-    (code,) = await mesh.scripts.run(call)
+    (*_, step) = await mesh.steps(ALICE)
+    final = commit_of(step, outcome=outcome, entries=[step.entry])
+    (code,) = await mesh.committed(ALICE, final, tombstone_ms=60_000, mark=mark)
     assert code in (CommitCode.COMMITTED, CommitCode.OVER)
 
 

@@ -209,16 +209,8 @@ class Game:
             entries=[one.entry for number, one in held.steps.items() if number <= step.step] if saves else (),
             checkpoint=[("s:n", str(total).encode())] if saves else (),
         )
-        call = self.mesh.scripts.commit(
-            [done],
-            shard=self.keys.shard_of(sequence),
-            executor=executor,
-            model=self.mesh.model,
-            idle_ms=IDLE_MS,
-            tombstone_ms=TOMBSTONE_MS,
-            load=ModelLoad(self.mesh.model, "1", "0"),
-        )
-        (code,) = await self.mesh.scripts.run(call)
+        about: dict[str, Any] = {"idle_ms": IDLE_MS, "tombstone_ms": TOMBSTONE_MS}
+        (code,) = await self.mesh.committed(executor, done, load=ModelLoad(self.mesh.model, "1", "0"), **about)
         if code is CommitCode.REFUSED:
             return  # an entry of an earlier slot, that is still to be moved on
         self.paged += code is CommitCode.PAGED

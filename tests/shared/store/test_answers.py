@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 from msgspec.structs import replace
@@ -12,9 +13,9 @@ from shared.contract.messages import InboxStep, ReplyMessage, StepFlag, decode_r
 from shared.statistics.tally import ModelLoad
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
-from shared.store.script_values import KeptReplies, StepAnswers, StepCommit, StepOutcome, Submission, SubmitCode
+from shared.store.script_values import KeptReplies, StepAnswers, Submission, SubmitCode
 from shared.store.work_scripts import Take, WorkDone, WorkHeld, WorkItem, WorkScripts, request_id
-from tests.scripted_mesh import GATEWAY, ScriptedMesh
+from tests.scripted_mesh import GATEWAY, ScriptedMesh, commit_of
 
 ALICE, BOB = ExecutorId("alice-1"), ExecutorId("bob-1")
 ONE = {"INPUT": np.ones((1, 1), np.int32)}
@@ -55,24 +56,8 @@ class Answered:
         return outcome
 
     async def commit(self, number: int, *, executor: ExecutorId = ALICE, kept: KeptReplies | None = None) -> None:
-        step = self.step
-        final = StepCommit(
-            sequence=step.sequence,
-            epoch=step.epoch,
-            step=step.step,
-            flags=step.flags | StepFlag.STREAMED,
-            outcome=StepOutcome.DONE,
-            gateway=step.gateway,
-            token=step.token,
-            reply=reply(number, more=False),
-            keep_reply=True,
-        )
-        shard = self.mesh.keys.shard_of(step.sequence)
-        await self.mesh.scripts.run(
-            self.mesh.scripts.commit(
-                [final], shard=shard, executor=executor, model="sum", idle_ms=60_000, tombstone_ms=10_000, kept=kept
-            )
-        )
+        step = msgspec.structs.replace(self.step, flags=self.step.flags | StepFlag.STREAMED)
+        await self.mesh.committed(executor, commit_of(step, reply(number, more=False), keep_reply=True), kept=kept)
 
     async def heard(self, token: str) -> list[int]:
         """Numbers of the answers that a caller got, in their order."""

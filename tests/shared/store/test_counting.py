@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -21,12 +22,10 @@ from shared.store.script_values import (
     Cancellation,
     CommitCode,
     Rejection,
-    StepCommit,
-    StepOutcome,
 )
 from shared.store.totals import Tallies
 from shared.store.waiting_line import read_lines
-from tests.scripted_mesh import ScriptedMesh
+from tests.scripted_mesh import ScriptedMesh, commit_of
 
 ALICE, BOB = ExecutorId("alice-1"), ExecutorId("bob-1")
 ONE = {"INPUT": np.ones((1, 1), np.int32)}
@@ -57,26 +56,15 @@ async def delivered(mesh: ScriptedMesh, *sequences: int) -> list[InboxStep]:
 async def commit(mesh: ScriptedMesh, steps: Sequence[InboxStep], *, epochs: Sequence[int] = ()) -> list[CommitCode]:
     """One batch of these steps and a null row. epochs: what the owner believes, when that is not the truth."""
     final = [
-        StepCommit(
-            sequence=step.sequence,
-            epoch=Epoch(epochs[place]) if epochs else step.epoch,
-            step=step.step,
-            flags=step.flags,
-            outcome=StepOutcome.DONE,
-            gateway=step.gateway,
-            token=step.token,
-            reply=encode(ReplyMessage("1")),
+        commit_of(
+            msgspec.structs.replace(step, epoch=Epoch(epochs[place])) if epochs else step,
             entries=[step.entry],
             counts=STEP,
             execution=packed(execution(batch_size=len(steps) + 1, compute=TIMES, ended_ms=5)) if place == 0 else b"",
         )
         for place, step in enumerate(steps)
     ]
-    return await mesh.scripts.run(
-        mesh.scripts.commit(
-            final, shard=SHARD, executor=ALICE, model="sum", idle_ms=60_000, tombstone_ms=10_000, load=LOAD
-        )
-    )
+    return await mesh.committed(ALICE, *final, load=LOAD)
 
 
 async def counted(mesh: ScriptedMesh) -> tuple[int, int]:

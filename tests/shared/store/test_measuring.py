@@ -30,12 +30,12 @@ from shared.store.libraries import LUA
 from shared.store.metering import Metering
 from shared.store.redis_client import connect
 from shared.store.redis_py import CONNECTION_LOST
-from shared.store.script_values import CommitCode, Rejection, StepCommit, StepOutcome
+from shared.store.script_values import CommitCode, Rejection, StepOutcome
 from shared.store.scripts import Scripts
 from shared.store.totals import Tallies
 from shared.store.waiting_line import ENDS, read_lines
 from tests.embedded_redis import EmbeddedRedis
-from tests.scripted_mesh import ScriptedMesh
+from tests.scripted_mesh import ScriptedMesh, commit_of
 
 ALICE, BOB = ExecutorId("alice-1"), ExecutorId("bob-1")
 ONE = {"INPUT": np.ones((1, 1), np.int32)}
@@ -54,15 +54,8 @@ async def mesh(redis: Redis, key_prefix: str) -> ScriptedMesh:
 
 async def ended(mesh: ScriptedMesh, number: int, outcome: StepOutcome = StepOutcome.DONE) -> CommitCode:
     """Commits the newest step of a sequence that alice owns."""
-    shard = mesh.keys.shard_of(mesh.sequence(number))
     (*_, step) = await mesh.steps(ALICE, number)
-    commit = StepCommit(
-        step.sequence, step.epoch, step.step, step.flags, outcome, "", step.token, encode(ReplyMessage("1"))
-    )
-    call = mesh.scripts.commit(
-        [commit], shard=shard, executor=ALICE, model="sum", idle_ms=60_000, tombstone_ms=10_000, load=LOAD
-    )
-    (code,) = await mesh.scripts.run(call)
+    (code,) = await mesh.committed(ALICE, commit_of(step, outcome=outcome), load=LOAD)
     return code
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import numpy as np
 import pytest
 
-from shared.contract.ids import Epoch, ExecutorId, InstanceIndex, SlotIndex, StepNumber
+from shared.contract.ids import ExecutorId, InstanceIndex, SlotIndex
 from shared.contract.messages import InboxOwned, InboxStep, InboxVacated, ReplyMessage, StepFlag, encode
 from shared.contract.record import CANCELLED
 from shared.store.commands import Redis
@@ -19,12 +20,10 @@ from shared.store.script_values import (
     EndCode,
     Ending,
     Orphan,
-    StepCommit,
-    StepOutcome,
     SubmitCode,
     VacateCode,
 )
-from tests.scripted_mesh import GATEWAY, ScriptedMesh
+from tests.scripted_mesh import GATEWAY, ScriptedMesh, commit_of
 
 ALICE, BOB = ExecutorId("alice-1"), ExecutorId("bob-1")
 ONE = {"INPUT": np.ones((1, 1), np.int32)}
@@ -41,18 +40,9 @@ async def mesh(redis: Redis, key_prefix: str) -> ScriptedMesh:
 
 
 async def commit(mesh: ScriptedMesh, step: InboxStep, executor: ExecutorId, *, checkpoint: bool = True) -> CommitCode:
-    done = StepCommit(
-        *(step.sequence, Epoch(step.epoch), step.step, step.flags, StepOutcome.DONE, step.gateway, step.token),
-        encode(ReplyMessage("1", step=step.step)),
-        entries=[step.entry] if checkpoint else [],
-        checkpoint=[("s:h", b"state %d" % step.step)] if checkpoint else [],
-        base=StepNumber(step.step) if checkpoint else StepNumber(0),
-    )
-    shard = mesh.keys.shard_of(step.sequence)
-    call = mesh.scripts.commit(
-        [done], shard=shard, executor=executor, model="sum", idle_ms=IDLE_MS, tombstone_ms=10_000, load=None
-    )
-    (code,) = await mesh.scripts.run(call)
+    saved: dict[str, Any] = {"entries": [step.entry], "checkpoint": [("s:h", b"state %d" % step.step)]}
+    done = commit_of(step, encode(ReplyMessage("1", step=step.step)), **(saved if checkpoint else {}))
+    (code,) = await mesh.committed(executor, done, idle_ms=IDLE_MS)
     return code
 
 

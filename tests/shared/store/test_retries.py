@@ -23,8 +23,8 @@ from shared.contract.messages import InboxStep, ReplyMessage, StepFlag, decode_i
 from shared.contract.tensors import to_numpy
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
-from shared.store.script_values import CommitCode, KeptReplies, StepCommit, StepOutcome, Submission, SubmitCode
-from tests.scripted_mesh import GATEWAY, ScriptedMesh
+from shared.store.script_values import CommitCode, KeptReplies, StepOutcome, Submission, SubmitCode
+from tests.scripted_mesh import GATEWAY, ScriptedMesh, commit_of
 
 ONE, TWO = ({"INPUT": np.full((1, 1), value, np.int32)} for value in (1, 2))
 START, END, NONE = StepFlag.START, StepFlag.END, StepFlag.NONE
@@ -58,29 +58,9 @@ async def commit(
     kept: KeptReplies | None = None,
 ) -> CommitCode:
     """Makes a step final, with a reply of about that size, or with that text."""
-    final = StepCommit(
-        sequence=step.sequence,
-        epoch=step.epoch,
-        step=step.step,
-        flags=step.flags,
-        outcome=outcome,
-        gateway=step.gateway,
-        token=step.token,
-        reply=encode(ReplyMessage("1", step=step.step, error=text or f"{step.token} {'x' * size}")),
-        keep_reply=True,
-        entries=[step.entry],
-        checkpoint=[("s:h", b"state")],
-    )
-    call = mesh.scripts.commit(
-        [final],
-        shard=mesh.keys.shard_of(step.sequence),
-        executor=executor,
-        model=mesh.model,
-        idle_ms=600_000,
-        tombstone_ms=TOMBSTONE_MS,
-        kept=kept,
-    )
-    (code,) = await mesh.scripts.run(call)
+    reply = encode(ReplyMessage("1", step=step.step, error=text or f"{step.token} {'x' * size}"))
+    final = commit_of(step, reply, outcome, keep_reply=True, entries=[step.entry], checkpoint=[("s:h", b"state")])
+    (code,) = await mesh.committed(executor, final, idle_ms=600_000, tombstone_ms=TOMBSTONE_MS, kept=kept)
     return code
 
 

@@ -54,7 +54,6 @@ from shared.store.script_values import (
     Ending,
     Orphan,
     Rejection,
-    StepCommit,
     StepOutcome,
     SubmitCode,
     VacateCode,
@@ -63,7 +62,7 @@ from shared.store.script_values import (
 from shared.store.scripts import Scripts
 from shared.store.waiting_line import TAKEOVER_CAUSES, read_lines
 from tests.embedded_redis import EmbeddedRedis
-from tests.scripted_mesh import GATEWAY, ScriptedMesh
+from tests.scripted_mesh import GATEWAY, ScriptedMesh, commit_of
 
 ALICE, BOB = ExecutorId("alice-1"), ExecutorId("bob-1")
 START, END, NONE, PAGEABLE = StepFlag.START, StepFlag.END, StepFlag.NONE, StepFlag.PAGEABLE
@@ -102,33 +101,17 @@ async def commit(
 ) -> CommitCode:
     """grown: what the checkpoint holds in the place of a small state"""
     fields = [("s:h", b"state %d" % step.step)] if grown is None else grown.fields
-    final = StepCommit(
-        sequence=step.sequence,
-        epoch=Epoch(epoch if epoch is not None else step.epoch),
-        step=step.step,
-        flags=step.flags,
-        outcome=outcome,
-        gateway=step.gateway,
-        token=step.token,
-        reply=encode(reply or ReplyMessage("1", step=step.step)),
+    final = commit_of(
+        msgspec.structs.replace(step, epoch=Epoch(step.epoch if epoch is None else epoch)),
+        encode(reply or ReplyMessage("1", step=step.step)),
+        outcome,
         keep_reply=bool(request_id),
         entries=entries or ([step.entry] if checkpoint else []),
         checkpoint=fields if checkpoint else [],
         anew=grown is not None and grown.anew,
         base=None if base is None else StepNumber(base),
     )
-    shard = mesh.keys.shard_of(step.sequence)
-    (code,) = await mesh.scripts.run(
-        mesh.scripts.commit(
-            [final],
-            shard=shard,
-            executor=executor,
-            model=mesh.model,
-            idle_ms=idle_ms,
-            tombstone_ms=tombstone_ms,
-            load=load,
-        )
-    )
+    (code,) = await mesh.committed(executor, final, idle_ms=idle_ms, tombstone_ms=tombstone_ms, load=load)
     return code
 
 

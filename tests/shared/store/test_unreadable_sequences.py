@@ -61,10 +61,7 @@ def done(mesh: ScriptedMesh, step: Submission, number: int, epoch: Epoch, *, fla
 
 async def committed(mesh: ScriptedMesh, *steps: StepCommit) -> list[CommitCode]:
     """Commits that one call carries."""
-    call = mesh.scripts.commit(
-        steps, shard=mesh.keys.shards[0], executor=ALICE, model="sum", idle_ms=60_000, tombstone_ms=60_000
-    )
-    return await mesh.scripts.run(call)
+    return await mesh.committed(ALICE, *steps, tombstone_ms=60_000)
 
 
 async def both_live(mesh: ScriptedMesh) -> dict[int, Epoch]:
