@@ -166,33 +166,38 @@ def status_of(sequence: SequenceId, record: Sequence[bytes | None], *, idle_left
 
     idle_left_ms  what is left of the idle marker, -1 or less if there is none
     """
-    state, owner, instance, slot, epoch, version, birth, *counts, closed, durable, latest = record[:-4]
-    first_epoch, waits, pause, tenant = record[-4:]
-    is_paused = waits == NO_ENTRY
-    if state is None:
+    found = dict(zip(FIELDS_READ, record, strict=True))
+    if (state := found[STATE]) is None:
         return None
-    accepted, committed, checkpointed, start = (int(count or 0) for count in counts)
+
+    def count(field: str) -> int:
+        return int(found[field] or 0)
+
+    def text(field: str) -> str:
+        return text_of(found[field] or b"")
+
+    accepted, committed = count(ACCEPTED), count(COMMITTED)
+    is_live, is_paused = state == LIVE, found[WAIT_ENTRY] == NO_ENTRY
     model, requested, _ = sequence.split("|", 2)
-    live = state == LIVE
     return SequenceStatus(
         model=model,
         id=correlation_id_of(sequence),
         state=PAUSED if is_paused else STATES[state],
-        version=text_of(version or b""),
-        last_step=max(0, accepted - start + 1),
+        version=text(VERSION),
+        last_step=max(0, accepted - count(START) + 1),
         open_steps=accepted - committed,
-        behind=max(0, committed - checkpointed),
-        recoverable=durable == b"1",
-        closed=closed == b"1",
-        begun_ms=int((birth or b"0").partition(b"-")[0]),
-        used_ms=int((latest or b"0").split()[0]),
+        behind=max(0, committed - count(CHECKPOINTED)),
+        recoverable=found[DURABLE] == b"1",
+        closed=found[CLOSED] == b"1",
+        begun_ms=int((text(BIRTH) or "0").partition("-")[0]),
+        used_ms=int((text(LATEST) or "0").split()[0]),
         requested_version=requested,
-        executor=text_of(owner or b"") if live else "",
-        instance=int(instance or 0) if live else None,
-        slot=int(slot or 0) if live else None,
-        epoch=int(epoch or 0) if live else None,
+        executor=text(OWNER) if is_live else "",
+        instance=count(INSTANCE) if is_live else None,
+        slot=count(SLOT) if is_live else None,
+        epoch=count(EPOCH) if is_live else None,
         idle_left_ms=idle_left_ms if idle_left_ms >= 0 and not is_paused else None,
-        has_moved=None not in (epoch, first_epoch) and epoch != first_epoch,
-        paused_until_ms=int((pause or b"").split()[0]) if is_paused else None,
-        tenant=text_of(tenant or b""),
+        has_moved=None not in (found[EPOCH], found[FIRST_EPOCH]) and found[EPOCH] != found[FIRST_EPOCH],
+        paused_until_ms=int(text(PAUSE).split()[0]) if is_paused else None,
+        tenant=text(TENANT),
     )
