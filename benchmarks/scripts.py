@@ -155,10 +155,9 @@ class Bench:
                 steps,
                 shard=SHARD,
                 executor=EXECUTOR,
-                model=MODEL,
+                load=load,
                 idle_ms=IDLE_MS,
                 tombstone_ms=1000,
-                load=load,
                 journal=self._journal,
             )
             codes = await self._run(commit)

@@ -36,6 +36,7 @@ from shared.contract.messages import (
 )
 from shared.contract.step_digest import step_digest
 from shared.contract.tensors import Tensor, from_numpy
+from shared.statistics.tally import ModelLoad
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.redis_client import redis_now_ms
@@ -238,13 +239,14 @@ class ScriptedMesh:
         (code,) = await self.committed(executor, done)
         assert code in (CommitCode.COMMITTED, CommitCode.OVER)
 
-    async def committed(self, executor: ExecutorId, *steps: StepCommit, **more: Any) -> list[CommitCode]:
+    async def committed(
+        self, executor: ExecutorId, *steps: StepCommit, load: ModelLoad | None = None, **more: Any
+    ) -> list[CommitCode]:
         """What becomes of an executor's commits, all of one shard. more: what the call says beside the steps"""
         about: dict[str, Any] = {"idle_ms": IDLE_MS, "tombstone_ms": 10_000, **more}
+        load = load or ModelLoad(self.model, "", "")
         shard = self.keys.shard_of(steps[0].sequence)
-        return await self.scripts.run(
-            self.scripts.commit(steps, shard=shard, executor=executor, model=self.model, **about)
-        )
+        return await self.scripts.run(self.scripts.commit(steps, shard=shard, executor=executor, load=load, **about))
 
     async def reclaim(self, dead: ExecutorId, *, tombstone_ms: int = 10_000, lost: bool = False) -> None:
         """Takes all sequences away from an executor, as a scheduler does; their steps stay in its inbox."""

@@ -42,8 +42,6 @@ class CommitOwner(Protocol):
     """The owner of committed steps: a model whose sequences live here."""
 
     @property
-    def model(self) -> str: ...
-    @property
     def load(self) -> ModelLoad: ...
     @property
     def idle_ms(self) -> int: ...
@@ -190,7 +188,7 @@ class _ServerCommits:
             if isinstance(outcome, Exception):
                 # A primary that was replaced, or a slot that moves, is a lost connection.
                 tell = logs.warning if isinstance(outcome, CONNECTION_LOST) else logs.error
-                tell("commit failed", model=group.owner.model, steps=len(group.steps), cause=str(outcome))
+                tell("commit failed", model=group.owner.load.model, steps=len(group.steps), cause=str(outcome))
                 failed.append(group)
             elif CommitCode.OUT_OF_ORDER in outcome:
                 # The call for the step before was not run, or ran after this one: a server that has just been
@@ -214,10 +212,9 @@ class _ServerCommits:
             group.steps,
             shard=group.shard,
             executor=self._executor,
-            model=group.owner.model,
+            load=group.owner.load,
             idle_ms=group.owner.idle_ms,
             tombstone_ms=self._tombstone_ms,
-            load=group.owner.load,
             kept=group.owner.kept_replies,
             mark=group.owner.mark,
             journal=group.owner.journal,

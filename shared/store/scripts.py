@@ -140,37 +140,35 @@ class Scripts(ScriptSender):
         *,
         shard: ShardId,
         executor: ExecutorId,
-        model: str,
+        load: ModelLoad,
         idle_ms: int,
         tombstone_ms: int,
-        load: ModelLoad | None = None,
         kept: KeptReplies | None = None,
         mark: str = "",
         journal: JournalBounds = NO_JOURNAL,
     ) -> Call[list[CommitCode]]:
         """Makes steps of one model version and shard final, and answers them. Safe to repeat after a lost connection.
 
-        load  the load of the model that the steps' counts belong to; None only if no step carries counts
+        load  of the model: the steps' counts belong to it
         kept  replies of each sequence that a retry can still get; None: the default number
         mark  names what the states of new sequences depend on (`executor.models.fingerprints`); "": states are not
               compared
         journal  of each sequence
         """
         executions = [step.execution for step in steps if step.execution]
-        assert load is not None or not (executions or any(step.counts for step in steps)), "counts of nothing"
-        counted = load or ModelLoad(model, "", "")
+        model, version = load.model, load.version
         keys = [
             self._keys.inbox(shard, executor),
             self._keys.owned(shard, executor, model),
             self._keys.deadlines(shard, model),
             self._keys.feed(shard, model),
-            self._keys.tally(shard, model, counted.version, counted.generation),
-            self._keys.wanted_slots(shard, model, counted.version),
+            self._keys.tally(shard, model, version, load.generation),
+            self._keys.wanted_slots(shard, model, version),
             self._keys.line(shard, model),
             *self._keys.records(step.sequence for step in steps),
         ]
         kept = kept or KeptReplies()
-        args: list[Any] = [idle_ms, tombstone_ms, executor, kept.count, kept.size, counted.version, mark]
+        args: list[Any] = [idle_ms, tombstone_ms, executor, kept.count, kept.size, version, mark]
         args += (journal.steps, journal.size)
         args += (len(executions), *executions)
         for step in steps:

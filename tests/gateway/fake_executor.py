@@ -252,7 +252,7 @@ class FakeExecutor:
             [commit],
             shard=shard,
             executor=self.executor,
-            model=message.model,
+            load=ModelLoad(message.model, "", ""),
             idle_ms=IDLE_MS,
             tombstone_ms=TOMBSTONE_MS,
         )

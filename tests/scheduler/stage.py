@@ -250,10 +250,9 @@ class Stage:
                 [done],
                 shard=self.keys.shard_of(step.sequence),
                 executor=executor,
-                model=MODEL,
+                load=ModelLoad(MODEL, "1", "0"),
                 idle_ms=idle_ms,
                 tombstone_ms=10_000,
-                load=ModelLoad(MODEL, "1", "0"),
             )
             codes += await self.scripts.run(call)
         return codes

@@ -16,6 +16,7 @@ from shared.contract.ids import ExecutorId, sequence_id
 from shared.contract.messages import ReplyMessage, StepFlag, encode
 from shared.contract.record import CANCELLED
 from shared.contract.tensors import Tensor
+from shared.statistics.tally import ModelLoad
 from shared.store.link import Link
 from shared.store.script_sender import Call
 from shared.store.script_values import CancelCode, CommitCode, Ending, StepCommit, StepOutcome
@@ -146,7 +147,12 @@ async def test_cancelled_waiting_sequence_leaves_the_line_and_a_cancelled_live_o
             step.sequence, step.epoch, step.step, step.flags, StepOutcome.CANCELLED, "", "", b"", entries=(step.entry,)
         )
         call = stage.scripts.commit(
-            [done], shard=stage.keys.shard_of(step.sequence), executor=e1, model="sum", idle_ms=1, tombstone_ms=1000
+            [done],
+            shard=stage.keys.shard_of(step.sequence),
+            executor=e1,
+            load=ModelLoad("sum", "", ""),
+            idle_ms=1,
+            tombstone_ms=1000,
         )
         assert [CommitCode.OVER] == await stage.scripts.run(call)
         await stage.live(3)
@@ -321,7 +327,7 @@ async def void(stage: Stage, executor: ExecutorId) -> None:
             [done],
             shard=stage.keys.shard_of(step.sequence),
             executor=executor,
-            model="sum",
+            load=ModelLoad("sum", "", ""),
             idle_ms=1000,
             tombstone_ms=1000,
         )
@@ -486,7 +492,12 @@ async def test_entries_that_an_expired_sequence_left_behind_do_not_reach_its_suc
         for step in await stage.inbox(e1):
             done = StepCommit(step.sequence, step.epoch, step.step, step.flags, StepOutcome.DONE, "", "", b"")
             call = stage.scripts.commit(
-                [done], shard=stage.keys.shard_of(step.sequence), executor=e1, model="sum", idle_ms=1, tombstone_ms=1000
+                [done],
+                shard=stage.keys.shard_of(step.sequence),
+                executor=e1,
+                load=ModelLoad("sum", "", ""),
+                idle_ms=1,
+                tombstone_ms=1000,
             )
             assert [CommitCode.COMMITTED] == await stage.scripts.run(call)
 

@@ -443,10 +443,9 @@ class Executor:
             group.commits,
             shard=SHARD,
             executor=self.name,
-            model=MODEL,
+            load=LOAD,
             idle_ms=IDLE_MS,
             tombstone_ms=TOMBSTONE_MS,
-            load=LOAD,
             mark=self.mark,
             journal=self.bench.journal,
         )

@@ -14,6 +14,7 @@ from redis.exceptions import OutOfMemoryError, ResponseError
 from scheduler.service import forget_libraries
 from shared.contract.ids import CorrelationId, Epoch, ExecutorId, StepNumber, sequence_id
 from shared.contract.messages import ReplyMessage, StepFlag, encode
+from shared.statistics.tally import ModelLoad
 from shared.store import libraries
 from shared.store.company import ServiceLine
 from shared.store.keyspace import Keyspace
@@ -196,10 +197,8 @@ async def open_step(mesh: ScriptedMesh, correlation_id: CorrelationId) -> StepCo
 
 
 def commit(mesh: ScriptedMesh, *steps: StepCommit) -> Call[list[CommitCode]]:
-    shard = mesh.keys.shard_of(steps[0].sequence)
-    return mesh.scripts.commit(
-        steps, shard=shard, executor=ALICE, model=mesh.model, idle_ms=60_000, tombstone_ms=10_000
-    )
+    shard, load = mesh.keys.shard_of(steps[0].sequence), ModelLoad(mesh.model, "", "")
+    return mesh.scripts.commit(steps, shard=shard, executor=ALICE, load=load, idle_ms=60_000, tombstone_ms=10_000)
 
 
 @pytest.mark.parametrize("name", NAMES)
