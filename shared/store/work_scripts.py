@@ -302,14 +302,10 @@ def _read_pulled(reply: list[Any]) -> Taken | Front:
     taken, queued, *rest = reply
     if taken:
         return Taken(queued, _read_taken(rest))
-    deadline, *rest = rest
-    deadline_us = None if deadline < 0 else deadline
-    if not rest:
-        return Front(queued, deadline_us, 0, ())
-    now_us, *flat = rest
+    deadline, now_us, *flat = rest
     fields = zip(flat[::4], flat[1::4], flat[2::4], flat[3::4], strict=True)
     front = tuple(Seen(text_of(id), rows, arrived, text_of(shape)) for id, rows, arrived, shape in fields)
-    return Front(queued, deadline_us, now_us, front)
+    return Front(queued, None if deadline < 0 else deadline, now_us, front)
 
 
 def _read_taken(flat: list[bytes]) -> tuple[tuple[RequestId, bytes], ...]:
