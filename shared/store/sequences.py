@@ -393,8 +393,14 @@ def last_checkpointed(record: Mapping[str, bytes], checkpoint: Mapping[bytes, by
         raise NotDoneError("it has an open step: try again when that is answered", Code.UNAVAILABLE)
     if record.get(DURABLE) != b"1":
         raise NotDoneError("only its model knows its state: see sequence_recovery among the model's parameters")
-    # A step that failed behind the checkpoint has left the state as it was.
-    if committed != checkpointed or not checkpoint:
+    if not checkpoint:
+        raise NotDoneError(
+            "Redis holds no checkpoint of it: there is none yet (checkpoint_interval: try again later), or never one, "
+            "because its steps are replayed (sequence_recovery)",
+            Code.UNAVAILABLE,
+        )
+    # Not by the step that the checkpoint names: one that failed behind it has left the state as it was.
+    if committed != checkpointed:
         raise NotDoneError(
             "its checkpoint is older than its last step (checkpoint_interval): try again later", Code.UNAVAILABLE
         )
