@@ -338,16 +338,15 @@ class Serving:
         if isinstance(model, WorkModel) or model.serves.fingerprint.content == wanted.fingerprint.content:
             await self._end(model, self._loops.pop(place))
             await self._start(place, wanted)
-            await self._read_again(place)
-            return
-        # Taken before the new load starts: entries up to these belong to the old engines.
-        last = await insist("reload", self._inbox.last_entries)
-        loop = self._loops.pop(place)
-        self._replaced[place] = Replaced(model, last)
-        await self._start(place, wanted)
-        await self._finish(model, last)
-        await self._end(model, loop)
-        del self._replaced[place]
+        else:
+            # Taken before the new load starts: entries up to these belong to the old engines.
+            last = await insist("reload", self._inbox.last_entries)
+            loop = self._loops.pop(place)
+            self._replaced[place] = Replaced(model, last)
+            await self._start(place, wanted)
+            await self._finish(model, last)
+            await self._end(model, loop)
+            del self._replaced[place]
         await self._meet_older_sequences(place)
 
     async def _meet_older_sequences(self, place: Place) -> None:
@@ -355,7 +354,10 @@ class Serving:
         model = self._models[place]
         if isinstance(model, SequenceModel):
             await self._end_idle("reload", model, model.mark)
-            await self._read_again(place)
+            last = await insist("reload", self._inbox.last_entries)
+            # Of all shards the latest: one fetch too many does no harm.
+            self._older[place] = max(map(entry_key, last.values()))
+            self._inbox.read_again()
 
     async def _end_idle(self, cause: str, model: SequenceModel, mark: str) -> None:
         """mark: as of `end_outdated`"""
@@ -365,13 +367,6 @@ class Serving:
         if count := await insist(cause, ended):
             version = model.serves.version
             logs.info(f"idle sequences ended by a {cause}", model=model.model, version=version, sequences=count)
-
-    async def _read_again(self, place: Place) -> None:
-        """Has everything in the inboxes read again, for a load that knows nothing of it."""
-        last = await insist("reload", self._inbox.last_entries)
-        # Of all shards the latest: one fetch too many does no harm.
-        self._older[place] = max(map(entry_key, last.values()))
-        self._inbox.read_again()
 
     def _withdraw_soon(self, place: Place, model: Model) -> None:
         assert self._group is not None

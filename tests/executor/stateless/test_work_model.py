@@ -14,6 +14,7 @@ import pytest
 
 from executor.lease import serving
 from executor.lease.control import Applied
+from executor.sequences.inbox import Inbox
 from executor.stateless import work_source
 from executor.stateless.work_source import takers_of
 from shared.contract.batch_shape import Queueing
@@ -624,6 +625,23 @@ class TestExecutors:
             assert [2] == await callers.doubles(1)
             await callers.send(2)
             assert [4] == await callers.doubles(2)
+
+    async def test_a_load_has_no_inbox_read_again(
+        self, executor: Life, models: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its requests are in no inbox; those of sequences may be many, and were all taken in before."""
+        again: list[Inbox] = []
+
+        def read_again(inbox: Inbox) -> None:
+            again.append(inbox)
+
+        monkeypatch.setattr(Inbox, "read_again", read_again)
+        async with executor("a") as a:
+            (models / "work" / "1" / "model.py").write_text(MODEL + "# mended")
+            a.repository.load("work", generation="second")
+            await a.registration.announce(Applied())
+
+        assert [] == again
 
     async def test_what_comes_for_a_version_that_nobody_serves_any_more_is_refused(
         self, callers: Callers, executor: Life
