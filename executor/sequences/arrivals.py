@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 
 from executor.connections import RETRY_DELAY_S, RedisConnections, insist
@@ -24,6 +25,8 @@ nor for the engine, which takes the states of a read in with one call. Of large 
 `executor.sequences.inbox.READ_BYTES`: taking them in keeps the event loop, and so the lease, for a second a GiB.
 """
 TRIAL_POLL_S = 0.01
+TRIAL_S = 60.0
+"""How long a trial holds up the others: one whose model hangs would do so until its executor is ended."""
 
 
 async def fetch_checkpoints(
@@ -77,11 +80,11 @@ async def _fetch(
 async def try_suspects(model: SequenceModel, connections: RedisConnections, alone: asyncio.Lock) -> None:
     """Tries suspected sequences, with which several owners in a row were lost, for ever. Redis is told before each
     trial, and only one goes on at a time, from loading the state to the commit of the step. If this owner is lost too,
-    only that sequence can be the cause.
+    only that sequence can be the cause, or one whose trial has hung.
 
     A sequence with a step that a model calls is tried at once: the step that waits for it may be on trial.
 
-    alone  of all models together: held during a trial
+    alone  of all models together: held during a trial, for TRIAL_S at most
     """
     in_turn: asyncio.Task[None] | None = None
     async with asyncio.TaskGroup() as trials:
@@ -104,8 +107,10 @@ async def _try_in_turn(model: SequenceModel, connections: RedisConnections, alon
                 return
             before = owned.committed
             await _try_one(model, connections, owned)
-            while owned.phase is not OwnedPhase.ABSENT and owned.committed <= before:  # noqa: ASYNC110 - rare, and it has many ways to end
-                await asyncio.sleep(TRIAL_POLL_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(TRIAL_S):
+                    while owned.phase is not OwnedPhase.ABSENT and owned.committed <= before:  # noqa: ASYNC110 - rare, and it has many ways to end
+                        await asyncio.sleep(TRIAL_POLL_S)
 
 
 async def _try_one(model: SequenceModel, connections: RedisConnections, owned: OwnedSequence) -> None:

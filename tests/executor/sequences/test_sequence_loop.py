@@ -662,6 +662,15 @@ class TestSuspects:
             on.model.committed(on.commits.steps, [CommitCode.COMMITTED] * len(on.commits.steps), 0, 0)
             await until(lambda: not on.model.state.suspects)
 
+    async def test_one_that_hangs_does_not_hold_up_the_others_for_ever(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("executor.sequences.arrivals.TRIAL_S", 0.05)
+        async with stage(config(Oldest(4)), instances=2) as on, trials(on):
+            on.step(1, START, correlation_id=1, instance=0, suspicion=2)
+            await on.begun(1, instance=0)
+            on.step(1, START, correlation_id=2, instance=1, suspicion=2)
+
+            await on.begun(1, instance=1)
+
     async def test_the_step_behind_a_tried_one_runs_as_soon_as_that_is_final(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
