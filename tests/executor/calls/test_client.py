@@ -576,7 +576,7 @@ def test_gateways_on_this_machine_come_first_and_the_loopback_of_others_is_no_ad
     def line(host: str, grpc_address: str) -> ServiceLine:
         return ServiceLine("gateway", "g", "1", "1", 0, host, grpc_address)
 
-    here = __import__("socket").gethostname()
+    here = socket.gethostname()
     lines = [
         line("elsewhere", "grpc://10.0.0.7:8001"),
         line("elsewhere", "grpc://127.0.0.1:8001"),

@@ -156,11 +156,13 @@ async def executor(redis_url: str, key_prefix: str, models: Path, gate: Gate) ->
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:
-    """Returns when it is so."""
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.002)
-    assert condition(), what
+    """Returns when it is so. what: should be so"""
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            while not condition():
+                await asyncio.sleep(0.002)
+    except TimeoutError:
+        pytest.fail(f"not seen: {what}")
 
 
 class TestBatches:
@@ -406,11 +408,15 @@ class TestStrategies:
             await callers.doubles(1, 2)
             assert [[1, 2]] == gate.batches
 
+    @pytest.mark.parametrize("damaged", [False, True])
     async def test_a_request_whose_message_is_lost_hears_of_it_and_nobody_behind_it_waits(
-        self, callers: Callers, executor: Life, gate: Gate
+        self, callers: Callers, executor: Life, gate: Gate, *, damaged: bool
     ) -> None:
         await callers.send(1, 2, 3)
-        await callers.redis.hdel(callers.keys.messages, f"{GATEWAY}/2")
+        if damaged:
+            await callers.redis.hset(callers.keys.messages, f"{GATEWAY}/2", "no message")
+        else:
+            await callers.redis.hdel(callers.keys.messages, f"{GATEWAY}/2")
         async with executor("a"):
             lost = await callers.reply(2)
 
