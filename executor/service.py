@@ -197,7 +197,7 @@ async def start_models(
             logs.info("models are loaded on request", by="whoever gateways let", see="their --restricted-api")
             control = Control(connections, repository, loader, changed)
             # A model about which the mesh has a command follows that, not this process's command line.
-            await load_models(repository, loader, settings, await insist("commands about models", control.words))
+            await load_models(repository, loader, settings, await insist("commands about models", control.commanded))
             await insist("commands about models", control.catch_up)
             tasks.start(control.run(), name="control")
             tasks.start(follow_listings(repository, settings.repository_poll_secs, changed), name="listings")

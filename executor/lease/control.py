@@ -46,7 +46,7 @@ class Control:
     def __init__(
         self, connections: RedisConnections, repository: ModelRepository, loader: Loader, changed: asyncio.Event
     ) -> None:
-        self._commands = connections.commands
+        self._redis = connections.commands
         self._blocking = connections.blocking
         self._keys = connections.keys
         self._repository = repository
@@ -55,9 +55,9 @@ class Control:
         self._missed = False
         self.applied = Applied()
 
-    async def words(self) -> set[str]:
+    async def commanded(self) -> set[str]:
         """Models about which there is a command. Raises one of `CONNECTION_LOST`."""
-        names: list[bytes] = await self._commands.hkeys(self._keys.kept) + await self._commands.hkeys(self._keys.wanted)
+        names: list[bytes] = await self._redis.hkeys(self._keys.kept) + await self._redis.hkeys(self._keys.wanted)
         return {text_of(name) for name in names}
 
     async def catch_up(self) -> None:
@@ -65,14 +65,14 @@ class Control:
         the command may still wait, if the executors that read it first have died. Raises one of `CONNECTION_LOST`.
         """
         # The position is read first: a command that comes meanwhile is then read again from the stream.
-        last = await self._commands.xrevrange(self._keys.control, count=1)
+        last = await self._redis.xrevrange(self._keys.control, count=1)
         position = last[0][0].decode() if last else BEGINNING
-        for model in sorted(await self.words()):
-            kept: bytes | None = await self._commands.hget(self._keys.kept, model)
-            wanted: bytes | None = await self._commands.hget(self._keys.wanted, model)
-            for key, word in ((self._keys.kept, kept), (self._keys.wanted, wanted if wanted != kept else None)):
-                if word is not None:
-                    self._tell(await self._carry_out(model, key, word, ""))
+        for model in sorted(await self.commanded()):
+            kept: bytes | None = await self._redis.hget(self._keys.kept, model)
+            wanted: bytes | None = await self._redis.hget(self._keys.wanted, model)
+            for key, command in ((self._keys.kept, kept), (self._keys.wanted, wanted if wanted != kept else None)):
+                if command is not None:
+                    self._tell(await self._carry_out(model, key, command, ""))
         self.applied = Applied(position, self.applied.failures)
 
     async def run(self) -> None:
@@ -97,9 +97,9 @@ class Control:
             noted(self._keys.control, "no model is named", field=entry)
         model = text_of(fields.get(b"n", b""))
         # The stream only names the model. The latest command about it counts, even if this entry was of an earlier one.
-        word: bytes | None = await self._commands.hget(self._keys.wanted, model)
-        if word is not None:
-            self._tell(await self._carry_out(model, self._keys.wanted, word, entry))
+        command: bytes | None = await self._redis.hget(self._keys.wanted, model)
+        if command is not None:
+            self._tell(await self._carry_out(model, self._keys.wanted, command, entry))
         self.applied = Applied(entry, self.applied.failures)
         self._changed.set()
 
@@ -107,11 +107,11 @@ class Control:
         if failure is not None:
             self.applied = Applied(self.applied.position, (*self.applied.failures, failure)[-FAILURES_MAX:])
 
-    async def _carry_out(self, model: str, key: str, word: bytes, entry: str) -> LoadFailure | None:
+    async def _carry_out(self, model: str, key: str, command: bytes, entry: str) -> LoadFailure | None:
         """Carries out a command; if that succeeds, keeps it for executors that start later.
         key: the hash that holds it
         """
-        message: ControlMessage | None = value_of(key, word, _decoder.decode, field=model)
+        message: ControlMessage | None = value_of(key, command, _decoder.decode, field=model)
         if message is None or message.model != model:
             return LoadFailure(entry, model, Code.INTERNAL, f"what was asked of '{model}' cannot be read: ask again")
         try:
@@ -143,4 +143,4 @@ class Control:
         return msgspec.structs.replace(message, generation=loaded.record.generation)
 
     async def _keep(self, message: ControlMessage) -> None:
-        await self._commands.hset(self._keys.kept, message.model, encode(message))
+        await self._redis.hset(self._keys.kept, message.model, encode(message))
