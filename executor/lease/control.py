@@ -120,7 +120,7 @@ class Control:
             logs.error("model not loaded", model=message.model, cause=error.message)
             found = not isinstance(error, NoSuchModelError)
             return LoadFailure(entry, message.model, error.code, error.message, found, message.generation)
-        if entry:
+        if key == self._keys.wanted:
             await insist("keeping a load", lambda: self._keep(done))
         return None
 
