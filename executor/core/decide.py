@@ -462,7 +462,7 @@ def sequence_vacated(state: OwnedSequences, event: InboxVacated) -> list[Executo
 
 
 def sequence_expired(state: OwnedSequences, event: InboxExpired) -> list[ExecutorAction]:
-    """The scheduler has ended an idle sequence. One that somebody wanted to end is not described: it did not expire."""
+    """A sequence is over without a word from here. It is described only if it was idle for too long."""
     owned = state.get(event.sequence, event.epoch)
     if owned is None:
         return []

@@ -286,7 +286,7 @@ class InboxStep(msgspec.Struct, frozen=True):
 class InboxExpired(msgspec.Struct, frozen=True):
     """Control message: the sequence of that epoch is over; the executor may drop its state.
 
-    ended  an operator or a client wanted that: it was not idle for too long
+    ended  it was not idle for too long: an operator or a client wanted that, or its record cannot be read
     """
 
     entry: str

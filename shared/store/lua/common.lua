@@ -394,13 +394,13 @@ local function tell_lost(record, parked, sid, owner, committed)
   return told
 end
 
--- Ends a sequence that cannot be read in full: its callers are told that it is lost, its slot is freed, and a tombstone
+-- Ends a sequence that cannot be read in full: its callers and its owner are told, its slot is freed, and a tombstone
 -- stays. All of its keys follow from the record's key. Returns as `tell_lost`.
 local function lose(record, cause)
   count_unreadable(record, cause)
   local sid = id_of(record)
   local model, parked = model_of(sid), parked_of(sid)
-  local got = redis.call('HMGET', record, 'ow', 'be', 'bn', 'vr', 'nx', 'cm', 'dn')
+  local got = redis.call('HMGET', record, 'ow', 'be', 'bn', 'vr', 'nx', 'cm', 'dn', 'ep')
   local told = tell_lost(record, parked, sid, got[1] or calling_executor, number(got[6]))
   -- While a sequence waits for a slot, the waiting line counts its steps; and itself, if that is its first slot.
   if got[2] then
@@ -419,6 +419,10 @@ local function lose(record, cause)
   redis.call('UNLINK', record, idle_of(sid), parked, checkpoint_of(sid), journal_of(sid))
   redis.call('ZREM', BASE .. 'deadlines:' .. model, sid)
   if got[1] then redis.call('SREM', owned_by(got[1], model), sid) end
+  if got[1] and got[1] ~= calling_executor then
+    -- Its owner hears of it by nothing else. What is no owner's name has no inbox.
+    redis.call('XADD', BASE .. 'inbox:' .. got[1], 'NOMKSTREAM', '*', 'k', 'expired', 'q', sid, 'e', number(got[8]), 'd', 1)
+  end
   redis.call('HINCRBY', BASE .. 'line:' .. model, 'over_o:' .. (got[4] or ''), 1)
   redis.call('HSET', record, 'st', 'o', 'cl', 1, 'nx', 0, 'cm', 0, 'sn', 1, 'vr', '')
   redis.call('PEXPIRE', record, UNREADABLE_TOMBSTONE_MS)

@@ -7,5 +7,6 @@
 
 local got = redis.call('HMGET', KEYS[1], 'st', 'ow', 'ep')
 if got[1] ~= 'l' or got[2] ~= ARGV[1] or got[3] ~= ARGV[2] then return 0 end
+calling_executor = ARGV[1]
 lose(KEYS[1], 'its owner cannot read it')
 return 1

@@ -105,6 +105,26 @@ async def test_an_entry_that_says_nothing_goes_and_those_beside_it_are_read(
             await asyncio.sleep(0.01)
 
 
+async def test_a_sequence_that_another_service_cannot_read_is_forgotten_by_its_owner(
+    mesh: ScriptedMesh, executor: Running
+) -> None:
+    """Else its state would stay, and behind a restart of Redis the owner would miss it, and give up all others."""
+    assert 1 == total(await step(mesh, VICTIM, to=executor.executor))
+    assert 1 == total(await step(mesh, OTHER, to=executor.executor, slot=1))
+    await mesh.redis.hset(mesh.keys.sequence(mesh.sequence(VICTIM)).record, "nx", "many")
+
+    assert Reason.ENDED == await step_refused(mesh, VICTIM)
+
+    async with asyncio.timeout(PATIENCE_S):
+        while [mesh.sequence(OTHER)] != [held.sequence for held in executor.registration.serving.holdings]:
+            await asyncio.sleep(0.01)
+    inbox = mesh.keys.inbox(mesh.keys.shard_of(mesh.sequence(VICTIM)), executor.executor)
+    async with asyncio.timeout(PATIENCE_S):
+        while await mesh.redis.xlen(inbox):
+            await asyncio.sleep(0.01)
+    assert not executor.task.done()
+
+
 @pytest.mark.parametrize("field", ["s:state", "n", "another type", "gone"])
 async def test_a_checkpoint_that_cannot_be_read_loses_its_sequence_alone(
     mesh: ScriptedMesh, executor: Running, field: str

@@ -9,7 +9,7 @@ import pytest
 
 from shared.contract.errors import Code, Reason
 from shared.contract.ids import Epoch, ExecutorId, GatewayId, StepNumber, entry_key
-from shared.contract.messages import ReplyMessage, StepFlag, decode_reply, encode
+from shared.contract.messages import InboxExpired, InboxStep, ReplyMessage, StepFlag, decode_reply, encode
 from shared.statistics.tally import ModelLoad, packed
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
@@ -183,8 +183,10 @@ async def test_who_waits_for_a_step_in_a_former_owners_inbox_is_told(
 
 @pytest.mark.leaves_sequences
 @pytest.mark.parametrize("found_by", ["its owner", "a step", "a fetch of its state"])
-async def test_nothing_of_it_stays_in_its_owners_inbox(mesh: ScriptedMesh, found_by: str) -> None:
-    """The owner forgets it, and what it took in of it; nobody else would remove that while the owner lives."""
+async def test_nothing_of_it_stays_in_its_owners_inbox_but_that_it_is_over(mesh: ScriptedMesh, found_by: str) -> None:
+    """The owner forgets it, and what it took in of it; nobody else would remove that while the owner lives. It is told
+    if another one has found it.
+    """
     epochs = await both_live(mesh)
     steps = [mesh.submission(number, ONE) for number in (VICTIM, OTHER, VICTIM)]
     await submitted(mesh, *steps)
@@ -198,7 +200,10 @@ async def test_nothing_of_it_stays_in_its_owners_inbox(mesh: ScriptedMesh, found
     elif found_by == "a step":
         await submitted(mesh, mesh.submission(VICTIM, ONE))
 
-    assert [mesh.sequence(OTHER)] == [entry.sequence for entry in await mesh.inbox(ALICE)]
+    step, *over = await mesh.inbox(ALICE)
+    assert (InboxStep, mesh.sequence(OTHER)) == (type(step), step.sequence)
+    told = [InboxExpired(one.entry, mesh.sequence(VICTIM), epochs[VICTIM], ended=True) for one in over]
+    assert (told, found_by == "a step") == (over, len(over) == 1)
 
 
 @pytest.mark.leaves_sequences
