@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from executor.engine.base import Engine, FixesShape, Row, RowError
+from executor.engine.base import Engine, Row
 from executor.engine.onnx.forward import compute_of
 from executor.engine.onnx.session import OnnxModel, open_model
 from executor.engine.pytorch.state_values import Texts
@@ -17,57 +17,22 @@ from executor.engine.sessions.checks import SessionCall, checked_call
 from shared.contract.errors import LoadError
 from shared.contract.model_config import ControlKind, ControlSpec, ModelConfig, StateSpec, TensorSpec
 from tests.executor.engine import onnx_models
+from tests.executor.engine.leaky_sum import leaky_config, leaky_row
 from tests.executor.engine.model_workshop import (
     Workshop,
     array,
-    error,
     plain_config,
-    raws,
     results,
     sequence_config,
     wire,
 )
 from tests.executor.engine.onnx_models import BATCH, BOOL, FLOAT, STRING, node, value
 
-LEAKY = StateSpec("s", "s_next", "FP32", (3,))
-
-
-def leaky_config(*, direct: bool = False, max_batch_size: int = 8, **changed: Any) -> ModelConfig:
-    given: dict[str, Any] = {
-        "inputs": [TensorSpec("x", "FP32", (3,)), TensorSpec("index", "INT64", (1,))],
-        "outputs": [TensorSpec("y", "FP32", (3,))],
-        "states": [LEAKY],
-        **changed,
-    }
-    return sequence_config("leaky", "onnxruntime", direct=direct, max_batch_size=max_batch_size, **given)
-
 
 def leaky(workshop: Workshop, config: ModelConfig | None = None, parameters: Mapping[str, str] | None = None) -> Engine:
     onnx_models.leaky_sum(workshop.version_dir("leaky") / "model.onnx")
     told = {"name": "leaky", "parameters": {name: {"string_value": text} for name, text in (parameters or {}).items()}}
-    return workshop.load(config or leaky_config(), config_json=json.dumps(told))
-
-
-def leaky_row(slot: int, step: int, index: int = 0) -> Row:
-    x, at = wire("x", [[slot + step / 8, -slot, step]]), wire("index", [[index]], "<i8")
-    return Row({"x": x, "index": at}, slot=slot, start=step == 0)
-
-
-def test_a_failing_row_is_alone_with_its_error(workshop: Workshop) -> None:
-    engine, alone = leaky(workshop), leaky(workshop)
-    for each in (engine, alone):
-        results(each, [leaky_row(0, 0), leaky_row(1, 0), leaky_row(2, 0)])
-
-    good, bad, other = engine.run([leaky_row(0, 1), leaky_row(1, 1, index=9), leaky_row(2, 1)], [True] * 3).rows
-
-    assert isinstance(bad, RowError)
-    assert bad.message.startswith("onnx runtime error: ")
-    assert "indices element out of data bounds" in bad.message
-    expected = results(alone, [leaky_row(0, 1), leaky_row(2, 1)])
-    assert not isinstance(good, RowError | None)
-    assert not isinstance(other, RowError | None)
-    assert list(map(raws, expected)) == [raws(good), raws(other)]
-    assert raws(results(engine, [leaky_row(1, 1)])[0]) == raws(results(alone, [leaky_row(1, 1)])[0])
+    return workshop.load(config or leaky_config("onnxruntime"), config_json=json.dumps(told))
 
 
 def two_echoes(workshop: Workshop, kind: int) -> OnnxModel:
@@ -170,19 +135,6 @@ def test_scalars_and_inputs_with_a_value_of_their_own(workshop: Workshop) -> Non
     assert [[3, 5, 7], [15]] == [array(told, "y").tolist(), array(told, "total").tolist()]
 
 
-def test_with_fixed_shape_a_row_has_the_same_bits_in_any_company(workshop: Workshop) -> None:
-    engine = leaky(workshop, leaky_config(parameters={"fixed_shape": "true"}))
-    alone = leaky(workshop, leaky_config(parameters={"fixed_shape": "rows"}))
-    rows = [leaky_row(slot, 0, slot % 4) for slot in range(8)]
-    expected = [raws(results(alone, [row])[0]) for row in rows]
-    assert isinstance(engine, FixesShape)
-    assert isinstance(alone, FixesShape)
-
-    assert engine.batch_rows > 1 == alone.batch_rows
-    for size in range(1, 9):
-        assert expected[:size] == list(map(raws, results(engine, rows[:size])))
-
-
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
@@ -196,16 +148,19 @@ def test_a_setting_that_means_nothing_is_refused(
     workshop: Workshop, parameters: Mapping[str, str], message: str, fixed_shape: str
 ) -> None:
     with pytest.raises(LoadError) as refused:
-        leaky(workshop, leaky_config(parameters={"fixed_shape": fixed_shape}), parameters)
+        leaky(workshop, leaky_config("onnxruntime", parameters={"fixed_shape": fixed_shape}), parameters)
 
     assert message in refused.value.message
 
 
 def test_a_negative_number_of_threads_is_that_of_the_default(workshop: Workshop) -> None:
     """As Triton reads it; with fixed_shape the default is one."""
-    config, parameters = leaky_config(parameters={"fixed_shape": "true"}), {"intra_op_thread_count": "-5"}
+    config, parameters = (
+        leaky_config("onnxruntime", parameters={"fixed_shape": "true"}),
+        {"intra_op_thread_count": "-5"},
+    )
 
-    results(leaky(workshop, config, parameters), [leaky_row(0, 0)])
+    results(leaky(workshop, config, parameters), [leaky_row(0)])
 
 
 def test_settings_reach_the_session(workshop: Workshop) -> None:
@@ -247,7 +202,3 @@ def test_a_gpu_without_a_runtime_for_it_is_refused_with_the_remedy(workshop: Wor
     path = onnx_models.leaky_sum(workshop.version_dir("leaky") / "model.onnx")
     with pytest.raises(LoadError, match=r"install onnxruntime-gpu in its place, or give the model an instance_group"):
         open_model(path, {"name": "leaky"}, "cuda:0")
-
-
-def test_an_error_of_one_row_names_the_runtime(workshop: Workshop) -> None:
-    assert error(leaky(workshop), leaky_row(0, 0, index=77)).code == "INTERNAL"

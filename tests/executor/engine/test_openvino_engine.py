@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from executor.engine.base import Engine, FixesShape, Row, RowError
+from executor.engine.base import Engine, Row, RowError
 from executor.engine.openvino.loading import completed
 from executor.engine.openvino.session import options_of
 from shared.contract.errors import LoadError
-from shared.contract.model_config import ModelConfig, StateSpec, TensorSpec
+from shared.contract.model_config import StateSpec, TensorSpec
 from tests.executor.engine import onnx_models, openvino_models
+from tests.executor.engine.leaky_sum import leaky_config, leaky_row
 from tests.executor.engine.model_workshop import (
     Workshop,
     array,
@@ -35,25 +36,9 @@ def parameters(**texts: str) -> dict[str, Any]:
     return {name: {"string_value": text} for name, text in texts.items()}
 
 
-def leaky_config(**changed: Any) -> ModelConfig:
-    return sequence_config(
-        "leaky",
-        "openvino",
-        inputs=[TensorSpec("x", "FP32", (3,)), TensorSpec("index", "INT64", (1,))],
-        outputs=[TensorSpec("y", "FP32", (3,))],
-        states=[StateSpec("s", "s_next", "FP32", (3,))],
-        **changed,
-    )
-
-
-def leaky_row(slot: int, index: int = 0) -> Row:
-    x, at = wire("x", [[slot / 7, -slot, 1]]), wire("index", [[index]], "<i8")
-    return Row({"x": x, "index": at}, slot=slot, start=True)
-
-
-def leaky(workshop: Workshop, batch: int = -1, config: ModelConfig | None = None, **told: Any) -> Engine:
+def leaky(workshop: Workshop, batch: int = -1, **told: Any) -> Engine:
     openvino_models.leaky_sum(workshop.version_dir("leaky") / "model.xml", batch)
-    return workshop.load(config or leaky_config(), config_json=json.dumps({"name": "leaky", **told}))
+    return workshop.load(leaky_config("openvino"), config_json=json.dumps({"name": "leaky", **told}))
 
 
 def test_a_failing_row_is_alone_with_its_error(workshop: Workshop) -> None:
@@ -77,7 +62,7 @@ def test_a_failing_row_is_alone_with_its_error(workshop: Workshop) -> None:
 def test_a_model_of_one_row_takes_batches_where_the_configuration_has_them(workshop: Workshop) -> None:
     """As Triton does, unless SKIP_OV_DYNAMIC_BATCHSIZE says not to."""
     fixed, free = leaky(workshop, 1, max_batch_size=8), leaky(workshop)
-    rows = [leaky_row(slot, slot % 4) for slot in range(5)]
+    rows = [leaky_row(slot, 0, slot % 4) for slot in range(5)]
 
     assert list(map(raws, results(free, rows))) == list(map(raws, results(fixed, rows)))
     with pytest.raises(LoadError, match="the first dimension must be -1; but shape expected by the model is"):
@@ -134,19 +119,6 @@ def test_scalars_are_one_element(workshop: Workshop) -> None:
     (result,) = results(engine, [Row({"x": wire("x", [1, 2, 3]), "scale": wire("scale", [2])})], want_state=False)
 
     assert [[2, 4, 6], [12]] == [array(result, "y").tolist(), array(result, "total").tolist()]
-
-
-def test_with_fixed_shape_a_row_has_the_same_bits_in_any_company(workshop: Workshop) -> None:
-    engine = leaky(workshop, config=leaky_config(parameters={"fixed_shape": "true"}))
-    alone = leaky(workshop, config=leaky_config(parameters={"fixed_shape": "rows"}))
-    rows = [leaky_row(slot, slot % 4) for slot in range(8)]
-    expected = [raws(results(alone, [row])[0]) for row in rows]
-    assert isinstance(engine, FixesShape)
-    assert isinstance(alone, FixesShape)
-
-    assert engine.batch_rows > 1 == alone.batch_rows
-    for size in range(1, 9):
-        assert expected[:size] == list(map(raws, results(engine, rows[:size])))
 
 
 def test_an_output_may_be_the_next_state(workshop: Workshop) -> None:
@@ -309,7 +281,7 @@ def test_a_file_of_a_format_that_is_too_new_is_refused(workshop: Workshop) -> No
     path.write_text(text.replace('version="11"', 'version="99"', 1))
 
     with pytest.raises(LoadError, match="failed to load model"):
-        workshop.load(leaky_config())
+        workshop.load(leaky_config("openvino"))
 
 
 def test_a_gpu_is_refused_with_the_remedy(workshop: Workshop) -> None:

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from executor.engine.base import Engine, Row, RowError
+from executor.engine.base import Engine, Row
 from shared.contract.errors import ConfigError, LoadError
 from shared.contract.model_config import ModelConfig, StateSpec, TensorSpec
 from tests.executor.engine import tensorflow_models
+from tests.executor.engine.leaky_sum import leaky_config, leaky_row
 from tests.executor.engine.model_workshop import (
     Workshop,
     array,
     error,
     plain_config,
-    raws,
     results,
     sequence_config,
     wire,
@@ -39,25 +39,9 @@ def parameters(**texts: str) -> dict[str, Any]:
     return {name: {"string_value": text} for name, text in texts.items()}
 
 
-def leaky_config(**changed: Any) -> ModelConfig:
-    return sequence_config(
-        "leaky",
-        "tensorflow",
-        inputs=[TensorSpec("x", "FP32", (3,)), TensorSpec("index", "INT64", (1,))],
-        outputs=[TensorSpec("y", "FP32", (3,))],
-        states=[STATE],
-        **changed,
-    )
-
-
-def leaky_row(slot: int, index: int = 0, *, start: bool = True) -> Row:
-    x, at = wire("x", [[slot / 7, -slot, 1]]), wire("index", [[index]], "<i8")
-    return Row({"x": x, "index": at}, slot=slot, start=start)
-
-
 def leaky(workshop: Workshop, signature: str = "serving_default", **told: Any) -> Engine:
     tensorflow_models.leaky_sum(workshop.version_dir("leaky") / "model.savedmodel", signature=signature)
-    return workshop.load(leaky_config(), config_json=json.dumps({"name": "leaky", **told}))
+    return workshop.load(leaky_config("tensorflow"), config_json=json.dumps({"name": "leaky", **told}))
 
 
 def plus(number: float) -> Any:
@@ -67,22 +51,6 @@ def plus(number: float) -> Any:
         return {"y": x + number}
 
     return step
-
-
-def test_a_failing_row_is_alone_with_its_error(workshop: Workshop) -> None:
-    engine = leaky(workshop)
-    results(engine, [leaky_row(0), leaky_row(1), leaky_row(2)])
-    before = raws(results(engine, [leaky_row(1, start=False)])[0])
-    rows = [leaky_row(0, start=False), leaky_row(1, index=9, start=False), leaky_row(2, start=False)]
-
-    good, bad, other = engine.run(rows, [True] * 3).rows
-
-    assert isinstance(bad, RowError)
-    assert bad.message.startswith("TensorFlow error: ")
-    assert "is not in [0, 4)" in bad.message
-    assert not isinstance(good, RowError | None)
-    assert not isinstance(other, RowError | None)
-    assert before != raws(results(engine, [leaky_row(1, start=False)])[0])
 
 
 def test_a_tensor_whose_rank_the_model_leaves_open_has_that_of_the_configuration(workshop: Workshop) -> None:
@@ -151,7 +119,8 @@ def test_a_signature_that_is_missing_is_told(
 
     with pytest.raises(LoadError, match=message):
         workshop.load(
-            leaky_config(), config_json=json.dumps({"name": "leaky", "parameters": parameters(TF_SIGNATURE_DEF=wanted)})
+            leaky_config("tensorflow"),
+            config_json=json.dumps({"name": "leaky", "parameters": parameters(TF_SIGNATURE_DEF=wanted)}),
         )
 
 
@@ -180,7 +149,7 @@ def test_a_datatype_that_no_request_can_carry_is_refused(workshop: Workshop) -> 
     tensorflow_models.identity(workshop.version_dir("leaky") / "model.savedmodel", "complex64", [None, 1])
 
     with pytest.raises(LoadError, match="unable to process 'x' for 'leaky', unsupported datatype 'complex64'"):
-        workshop.load(leaky_config(), config_json='{"name": "leaky"}')
+        workshop.load(leaky_config("tensorflow"), config_json='{"name": "leaky"}')
 
 
 def test_a_model_that_writes_to_its_variables_serves_no_sequences(workshop: Workshop) -> None:
@@ -209,7 +178,7 @@ def test_a_file_that_lacks_the_values_of_its_variables_is_refused_with_the_remed
 
 def test_fixed_shape_is_refused(workshop: Workshop) -> None:
     with pytest.raises(LoadError, match="the backend tensorflow has no fixed_shape"):
-        workshop.load(leaky_config(parameters={"fixed_shape": "true"}))
+        workshop.load(leaky_config("tensorflow", parameters={"fixed_shape": "true"}))
 
 
 def test_a_gpu_is_refused_with_the_remedy(workshop: Workshop) -> None:
