@@ -14,6 +14,8 @@ from deploy.chaos.clients import GatewayAddresses
 from deploy.chaos.faults import KINDS, PROCESSES, Act, Victim
 from deploy.chaos.links import Links, gateway_link
 from deploy.chaos.mesh import BACK_TIMEOUT_S, POLL_S, SIGNALS, NoVictimError, TargetMesh, strike_process
+from deploy.chaos.proxy import HOST
+from deploy.local.private_mesh import past_proxies
 from deploy.local.readiness import NO_EXECUTOR, unreadiness
 from shared.process.addresses import host_and_port
 from shared.process.machine import is_running
@@ -34,7 +36,7 @@ def given_mesh(
     gateways: Sequence[GatewayAddresses], pids: Mapping[Victim, list[int]], command: str
 ) -> Generator[GivenMesh]:
     """The mesh behind proxies, within the block. Arguments as for `GivenMesh`."""
-    with Links() as links:
+    with Links() as links, past_proxies(HOST):
         proxied = [
             GatewayAddresses(
                 links.listen(gateway_link(number, "http"), *host_and_port(one.http)) if one.http else "",

@@ -22,7 +22,7 @@ from deploy.demo.texts import pieces_of, sample_texts
 from deploy.demo.transcript import AnsweredPiece, Difference, FeltTakeover, felt, first_differences
 from deploy.local.data_directory import LauncherError, MeshState, is_locked, read_state
 from deploy.local.endings import errors_apart, terminated_as_interrupted
-from deploy.local.private_mesh import private_mesh
+from deploy.local.private_mesh import past_proxies, private_mesh
 from deploy.local.terminal import styled
 from seqmesh_client import AsyncClient, StepOutputs
 from shared.process.addresses import host_and_port
@@ -103,7 +103,8 @@ def target(url: str, running: MeshState | None) -> Generator[tuple[str, MeshStat
         yield url, running if running is not None and is_gateway_of(running, url) else None
         return
     if running is not None:
-        yield running.grpc_address, running
+        with past_proxies(running.host):
+            yield running.grpc_address, running
         return
     click.echo("starting a mesh of its own: one gateway, one scheduler, two executors (this takes some seconds)")
     with private_mesh(executors=2) as mesh:

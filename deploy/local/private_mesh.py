@@ -47,6 +47,7 @@ def private_mesh(
     raises    LauncherError when the mesh does not become ready, with the end of the launcher's output
     """
     with contextlib.ExitStack() as stack:
+        stack.enter_context(past_proxies("127.0.0.1"))
         if data_dir is None:
             data_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="seqmesh-")))
         make_private(data_dir)
@@ -65,6 +66,22 @@ def private_mesh(
             yield ready_state(launcher, data_dir, said)
         finally:
             stop(launcher)
+
+
+@contextmanager
+def past_proxies(host: str) -> Generator[None]:
+    """Within the block connections to this host go past the proxies that the environment names. gRPC and urllib would
+    ask one also for a mesh of this machine, which it does not reach.
+    """
+    before = os.environ.get("no_proxy")
+    os.environ["no_proxy"] = ",".join(filter(None, (before or os.environ.get("NO_PROXY"), host)))
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["no_proxy"]
+        else:
+            os.environ["no_proxy"] = before
 
 
 def up_command(data_dir: Path, executors: int, models: tuple[Path, ...], *, console: bool = False) -> list[str]:

@@ -24,7 +24,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from tritonclient.utils import InferenceServerException
 
 from deploy.cli import main as cli
-from deploy.demo.command import demo, is_gateway_of, reason_for_mercy, refuse_drained, running_mesh
+from deploy.demo.command import demo, is_gateway_of, reason_for_mercy, refuse_drained, running_mesh, target
 from deploy.demo.local_mesh import LocalMesh, busiest, joined
 from deploy.demo.screen import Screen, TextView
 from deploy.demo.showing import await_model, client_of, numbered, show_owners, unavailability
@@ -241,6 +241,20 @@ def test_a_mesh_whose_process_id_is_another_programs_by_now_does_not_run(tmp_pat
     assert running_mesh(tmp_path) is None
 
 
+@pytest.mark.parametrize(("before", "within"), [({}, "127.0.0.1"), ({"NO_PROXY": "here"}, "here,127.0.0.1")])
+def test_a_mesh_of_this_machine_is_reached_past_the_proxies_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch, before: dict[str, str], within: str
+) -> None:
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in before.items():
+        monkeypatch.setenv(name, value)
+
+    with target("", mesh_of(8001)) as (address, _):
+        assert ("127.0.0.1:8001", within) == (address, os.environ["no_proxy"])
+    assert "no_proxy" not in os.environ
+
+
 def test_an_address_and_a_private_mesh_exclude_each_other() -> None:
     result = CliRunner().invoke(demo, ["--url", "127.0.0.1:1", "--private"])
 
@@ -411,15 +425,19 @@ def test_a_private_mesh_that_cannot_start_says_why(tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 def test_killing_an_executor_half_way_changes_no_answer(tmp_path: Path) -> None:
     """The whole demo, with a mesh of its own, since the running one has a single executor: two runs, one kill, equal
-    answers, exit code 0.
+    answers, exit code 0. Also where the environment names a proxy, which gRPC would ask for this machine, too.
     """
     state = msgspec.structs.replace(mesh_of(1), pid=os.getpid())
     state.children.append(ChildState("executor-1", "executor", 1, ""))
     (tmp_path / "mesh.json").write_bytes(msgspec.json.encode(state))
     command = [sys.executable, "-m", "deploy.cli", "demo", f"--data-dir={tmp_path}", "--texts=4", "--pace-ms=0"]
 
+    proxy = {"http_proxy": f"http://127.0.0.1:{free_port()}", "no_proxy": "", "NO_PROXY": ""}
+
     with locked(tmp_path):
-        done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=280, check=False, env={**os.environ, **proxy}
+        )
 
     assert 0 == done.returncode, done.stdout + done.stderr
     assert "has one executor only" in done.stdout
