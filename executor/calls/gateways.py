@@ -32,6 +32,8 @@ OPTIONS = (
     # With these two gRPC sets TCP_USER_TIMEOUT, too: what is sent must be acknowledged within the second one.
     ("grpc.keepalive_time_ms", PING_S * 1000),
     ("grpc.keepalive_timeout_ms", SILENT_S * 1000),
+    # A gateway of the mesh is reached directly, whatever proxy the environment names for hosts elsewhere.
+    ("grpc.enable_http_proxy", 0),
     # Not one that another executor in this process uses (tests), nor one that lost its gateway.
     ("grpc.use_local_subchannel_pool", 1),
 )

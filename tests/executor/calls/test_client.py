@@ -232,6 +232,16 @@ async def test_a_gateway_says_whether_a_model_is_ready(
     assert CALL_KEY in gateway.metadata[0]
 
 
+async def test_no_proxy_of_the_environment_is_asked_for_a_gateway(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{nobody.getsockname()[1]}")
+        monkeypatch.delenv("no_proxy", raising=False)
+        caller = await make(FakeGateway(answering), timeout_s=5.0)
+
+        assert "" == (await caller()).error
+
+
 async def test_another_gateway_is_asked_when_one_has_gone(make: Make) -> None:
     gone, living = FakeGateway(answering), FakeGateway(serves_the_first_version_of_sum)
     caller = await make(gone, living)
