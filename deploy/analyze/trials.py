@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import psutil
 from google.protobuf import text_format
@@ -57,8 +58,8 @@ class TrialMesh:
         """
         try:
             with self._running(None) as mesh:
-                config = fetch(mesh, f"/v2/models/{self._name}/config")
-                metadata = fetch(mesh, f"/v2/models/{self._name}")
+                config = fetch(mesh, self._name, "/config")
+                metadata = fetch(mesh, self._name)
         except LauncherError as error:
             raise LauncherError(self._reason(error)) from error
         batched = int(config.get("max_batch_size", 0)) > 0
@@ -97,9 +98,11 @@ def text_of(config: Config) -> str:
     return text_format.MessageToString(parse_json(json.dumps(config)))
 
 
-def fetch(mesh: MeshState, path: str) -> Any:
-    """A document of the mesh's HTTP protocol. Raises LauncherError with the mesh's refusal, or where it has none."""
-    url = f"http://{authority(mesh.host, mesh.gateway.http_port)}{path}"
+def fetch(mesh: MeshState, model: str, what: str = "") -> Any:
+    """What a mesh tells of a model, its metadata by default. Raises LauncherError with the mesh's refusal, or where it
+    has none.
+    """
+    url = f"http://{authority(mesh.host, mesh.gateway.http_port)}/v2/models/{quote(model, safe='')}{what}"
     try:
         with urllib.request.urlopen(url, timeout=HTTP_TIMEOUT_S) as answer:
             return json.load(answer)
@@ -127,9 +130,7 @@ def memory_of(mesh: MeshState, model: str) -> int:
                 resident += sum(one.memory_info().rss for one in (process, *process.children(recursive=True)))
             except psutil.NoSuchProcess:
                 continue
-    uses = [
-        use for one in fetch(mesh, f"/v2/models/{model}/stats")["model_stats"] for use in one.get("memory_usage", [])
-    ]
+    uses = [use for one in fetch(mesh, model, "/stats")["model_stats"] for use in one.get("memory_usage", [])]
     return resident + sum(int(use["byte_size"]) for use in uses if use["type"] == "GPU")
 
 

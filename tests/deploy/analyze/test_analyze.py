@@ -11,6 +11,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -157,23 +159,37 @@ def test_a_gain_that_was_not_seen_again_is_not_chosen_where_the_curve_is_interru
     assert "The search was interrupted" in (tmp_path / "report.md").read_text()
 
 
-@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nyes", b"nonsense\r\n\r\n"])
-def test_a_gateway_that_does_not_answer_is_what_is_wrong_with_its_trial(answer: bytes) -> None:
-    """It ended the whole search, as a fault of the command."""
+@contextmanager
+def gateway_that_says(answer: bytes) -> Generator[tuple[MeshState, list[bytes]]]:
+    """A mesh whose gateway answers one request so; and the first line of that request."""
+    asked: list[bytes] = []
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def reply() -> None:
             connection, _ = listening.accept()
             with connection:
-                connection.recv(65536)
+                asked.append(connection.recv(65536).partition(b"\r\n")[0])
                 connection.sendall(answer)
 
         gateway = ChildState("gateway-1", "gateway", 0, "", http_port=listening.getsockname()[1])
         replying = threading.Thread(target=reply)
         replying.start()
-        with pytest.raises(LauncherError, match="the mesh does not answer"):
-            fetch(MeshState(0, "127.0.0.1", "", ready=True, children=[gateway]), "/v2/models/m/stats")
+        yield MeshState(0, "127.0.0.1", "", ready=True, children=[gateway]), asked
         replying.join()
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nyes", b"nonsense\r\n\r\n"])
+def test_a_gateway_that_does_not_answer_is_what_is_wrong_with_its_trial(answer: bytes) -> None:
+    """It ended the whole search, as a fault of the command."""
+    with gateway_that_says(answer) as (mesh, _), pytest.raises(LauncherError, match="the mesh does not answer"):
+        fetch(mesh, "m", "/stats")
+
+
+def test_a_model_may_be_called_as_its_folder_can() -> None:
+    with gateway_that_says(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}") as (mesh, asked):
+        assert {} == fetch(mesh, "my model #1", "/config")
+
+    assert [b"GET /v2/models/my%20model%20%231/config HTTP/1.1"] == asked
 
 
 def test_a_repository_in_the_place_of_a_model_is_told_with_its_models() -> None:
