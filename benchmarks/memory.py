@@ -111,11 +111,10 @@ def measure(floats: int, count: int, steps: int, client: Client) -> Cost:
         (version / "model.py").write_text(FILE)
         (version.parent / "config.pbtxt").write_text(CONFIG.format(slots=2 * count, floats=floats))
         with private_mesh(executors=1, models=(Path(directory),)) as state, Redis.from_url(state.redis_url) as redis:
-            url = next(f"{state.host}:{child.grpc_port}" for child in state.children if child.service == "gateway")
             # What the first sequences bring along (scripts, buffers, pages of the arena) is no cost of a sequence's.
-            asyncio.run(open_sequences(url, range(1, count + 1), steps, client))
+            asyncio.run(open_sequences(state.grpc_address, range(1, count + 1), steps, client))
             before, at_rest, kinds = used(redis), resident(state), bytes_by_kind(redis, state.key_prefix)
-            asyncio.run(open_sequences(url, range(count + 1, 2 * count + 1), steps, client))
+            asyncio.run(open_sequences(state.grpc_address, range(count + 1, 2 * count + 1), steps, client))
             grown = bytes_by_kind(redis, state.key_prefix) - kinds
             processes = {name: (size - at_rest[name]) / count for name, size in resident(state).items()}
             return Cost(

@@ -179,8 +179,8 @@ def chaos(
         return
     if check is not None:
         sys.exit(check_again(check))
-    given = gateways_of(http, grpc)
-    check_victims(given, pids or {}, fault_command or "")
+    given, victims, order = gateways_of(http, grpc), pids or {}, fault_command or ""
+    check_victims(given, victims, order)
     if given and (sentinels or cluster):
         option = "--sentinels" if sentinels else "--cluster"
         raise click.UsageError(f"{option} is for a private mesh: leave it out, or --http and --grpc")
@@ -190,7 +190,7 @@ def chaos(
     click.echo(f"seed {seed}; starting", err=True)
     with (
         results_in(out),
-        given_mesh(given, pids or {}, fault_command or "")
+        given_mesh(given, victims, order)
         if given
         else own_mesh(out / "mesh", lease_ms=lease_ms, sentinels=sentinels, cluster=cluster) as mesh,
     ):

@@ -94,14 +94,14 @@ class ReplicatedRedis(Started):
         """The server that most Sentinels name as primary. Waits until they agree. A server alone is its own."""
         return until(self._named, "Sentinels agree on a primary", CHANGE_TIMEOUT_S)
 
-    def replaced(self, old: Node) -> Node:
-        """Waits until another server is the primary and knows it. Returns that server."""
+    def replaced(self, old: Node) -> None:
+        """Waits until another server is the primary and knows it."""
 
-        def replaced() -> Node | None:
+        def is_replaced() -> bool:
             named = self._named()
-            return named if named is not None and named is not old and named.info("role") == "master" else None
+            return named is not None and named is not old and named.info("role") == "master"
 
-        return until(replaced, f"{old.address} is replaced", CHANGE_TIMEOUT_S)
+        until(is_replaced, f"{old.address} is replaced", CHANGE_TIMEOUT_S)
 
     def revive(self) -> None:
         """Starts the killed processes. Returns when every Sentinel answers and every replica is in step.
@@ -155,9 +155,9 @@ class ReplicatedRedis(Started):
             CHANGE_TIMEOUT_S,
         )
 
-    def promote_stale(self, seconds: float) -> Node:
-        """Holds every replica back for so long, then kills the primary. Returns the replica that becomes primary, which
-        lacks the writes of that time."""
+    def promote_stale(self, seconds: float) -> None:
+        """Holds every replica back for so long, then kills the primary: the replica that takes its place lacks the
+        writes of that time."""
         primary = self.primary()
         self.caught_up()
         replicas = [server for server in self.servers if server is not primary and server.is_running]
@@ -165,10 +165,9 @@ class ReplicatedRedis(Started):
             replica.hold_back()
         time.sleep(seconds)
         primary.kill()
-        promoted = self.replaced(primary)
+        self.replaced(primary)
         for replica in replicas:
             replica.let_go_on()
-        return promoted
 
     def _hasten_sentinels(self) -> None:
         """A Sentinel that was started again has forgotten its periods."""
