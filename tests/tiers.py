@@ -55,6 +55,7 @@ PROGRAMS = frozenset(
         "client/test_forks.py",
         "deploy/kubernetes/test_chart.py",
         "deploy/test_cli.py",
+        "deploy/test_compose_checks.py",
         "deploy/test_embedded.py",
         "deploy/test_locks.py",
         "deploy/test_monitoring.py",
