@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import re
 import shutil
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import pytest
 from axe_playwright_python.async_playwright import Axe
@@ -35,20 +35,45 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningMesh]:
 
 @pytest.fixture
 async def browser() -> AsyncIterator[Browser]:
+    expect.set_options(timeout=PATIENCE_MS)
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         yield browser
         await browser.close()
 
 
-async def opened(browser: Browser, address: str, problems: list[str]) -> Page:
-    """A page on the console; what it complains of, also its security policy, is gathered."""
-    page = await browser.new_page(viewport={"width": 1280, "height": 900}, reduced_motion="reduce")
-    page.set_default_timeout(PATIENCE_MS)
-    page.on("console", lambda said: problems.append(said.text) if said.type in ("error", "warning") else None)
-    page.on("pageerror", lambda error: problems.append(str(error)))
-    await page.goto(address)
-    return page
+@pytest.fixture
+def console(mesh: RunningMesh) -> str:
+    """Its address, with the token."""
+    (address,) = re.findall(r"console (http://\S+#token=[\w-]+);", mesh.log("launcher"))
+    return address
+
+
+Visit = Callable[[str], Awaitable[Page]]
+
+
+@pytest.fixture
+async def visit(browser: Browser) -> AsyncIterator[Visit]:
+    """Opens a page of the console. In the end none may have complained, nor its security policy."""
+    problems: list[str] = []
+
+    async def opened(address: str) -> Page:
+        page = await browser.new_page(viewport={"width": 1280, "height": 900}, reduced_motion="reduce")
+        page.set_default_timeout(PATIENCE_MS)
+        page.on("console", lambda said: problems.append(said.text) if said.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        await page.goto(address)
+        return page
+
+    yield opened
+    assert [] == problems
+
+
+@pytest.fixture
+async def caller(mesh: RunningMesh) -> AsyncIterator[GrpcCaller]:
+    caller = GrpcCaller(mesh.grpc())
+    yield caller
+    await caller.close()
 
 
 async def barriers(page: Page) -> str:
@@ -58,15 +83,11 @@ async def barriers(page: Page) -> str:
 
 
 async def test_an_executor_is_killed_on_the_page_and_its_sequences_go_on_elsewhere(
-    mesh: RunningMesh, browser: Browser
+    mesh: RunningMesh, visit: Visit, console: str, caller: GrpcCaller
 ) -> None:
-    expect.set_options(timeout=PATIENCE_MS)
-    problems: list[str] = []
-    (address,) = re.findall(r"console (http://\S+#token=[\w-]+);", mesh.log("launcher"))
-    caller = GrpcCaller(mesh.grpc())
     for name in NAMES:
         await caller("sum", Step(name, 1, start=True))
-    page = await opened(browser, address, problems)
+    page = await visit(console)
 
     # What lives is seen, by the names that clients gave, whatever stands in them.
     for name in NAMES:
@@ -109,9 +130,7 @@ async def test_an_executor_is_killed_on_the_page_and_its_sequences_go_on_elsewhe
     assert 6 == await caller("sum", Step("alice", 3, end=True))
     await expect(page.get_by_text("The step with END is committed.")).to_be_visible()
 
-    await caller.close()
     await eventually(lambda: len(mesh.alive()) == 2, f"{victim} is back")
-    assert [] == problems
 
 
 def sequence_of(name: str) -> SequenceId:
@@ -119,17 +138,13 @@ def sequence_of(name: str) -> SequenceId:
 
 
 async def test_a_sequence_is_paused_moved_and_ended_on_the_page_and_an_executor_drained(
-    mesh: RunningMesh, browser: Browser
+    mesh: RunningMesh, visit: Visit, console: str, caller: GrpcCaller
 ) -> None:
-    expect.set_options(timeout=PATIENCE_MS)
-    problems: list[str] = []
-    (address,) = re.findall(r"console (http://\S+#token=[\w-]+);", mesh.log("launcher"))
-    caller = GrpcCaller(mesh.grpc())
     number = 2**63 - 5  # More than the 53 bits of a browser's numbers.
     for name in (MARKUP, number):
         await caller("sum", Step(name, 1, start=True))
-    page = await opened(browser, address, problems)
-    second = await opened(browser, address, problems)
+    page = await visit(console)
+    second = await visit(console)
     for each in (page, second):
         await each.locator(f"[data-sequence={MARKUP!r}]").click()
     said = page.locator(".notice")
@@ -190,15 +205,9 @@ async def test_a_sequence_is_paused_moved_and_ended_on_the_page_and_an_executor_
     await page.get_by_role("button", name="Let executor-1 serve again").click()
     await expect(page.get_by_role("button", name="Drain executor-1")).to_be_visible()
 
-    await caller.close()
-    assert [] == problems
 
-
-async def test_an_executor_that_leaves_already_is_not_offered_for_draining(mesh: RunningMesh, browser: Browser) -> None:
-    expect.set_options(timeout=PATIENCE_MS)
-    problems: list[str] = []
-    (address,) = re.findall(r"console (http://\S+#token=[\w-]+);", mesh.log("launcher"))
-    page = await opened(browser, address, problems)
+async def test_an_executor_that_leaves_already_is_not_offered_for_draining(visit: Visit, console: str) -> None:
+    page = await visit(console)
     await expect(page.get_by_role("button", name="Drain executor-1")).to_be_visible()
 
     # What the page hears of the first executor.
@@ -211,17 +220,12 @@ async def test_an_executor_that_leaves_already_is_not_offered_for_draining(mesh:
     await expect(page.locator("[data-executor=executor-1]")).to_contain_text("leaving")
     await expect(page.get_by_role("button", name="Drain executor-2")).to_be_visible()
     await expect(page.get_by_role("button", name="Drain executor-1")).to_have_count(0)
-    assert [] == problems
 
 
 async def test_an_id_is_seen_for_what_it_is_and_its_command_is_safe_to_paste(
-    mesh: RunningMesh, browser: Browser
+    visit: Visit, console: str, caller: GrpcCaller
 ) -> None:
     """Letters that are not seen, or turn others around, are written out; a shell runs nothing that a client wrote."""
-    expect.set_options(timeout=PATIENCE_MS)
-    problems: list[str] = []
-    (address,) = re.findall(r"console (http://\S+#token=[\w-]+);", mesh.log("launcher"))
-    caller = GrpcCaller(mesh.grpc())
     shown = {
         "\u202egnp.exe": (r'"\u202egnp.exe"', r"$'\u202egnp.exe'"),
         " $(reboot)'": ('" $(reboot)\'"', r"$' $(reboot)\''"),
@@ -230,10 +234,10 @@ async def test_an_id_is_seen_for_what_it_is_and_its_command_is_safe_to_paste(
     }
     for name in shown:
         await caller("sum", Step(name, 1, start=True))
-    page = await opened(browser, address, problems)
+    page = await visit(console)
 
     for name, (text, pasted) in shown.items():
-        await page.goto(f"{address.partition('#')[0]}#/")
+        await page.goto(f"{console.partition('#')[0]}#/")
         await page.get_by_role("link", name=f"Sequence {text}:").click()
         await expect(page.locator("h1")).to_have_text(f"Sequence {text}")
         command = await page.locator("code", has_text="seqmesh trace").inner_text()
@@ -243,29 +247,25 @@ async def test_an_id_is_seen_for_what_it_is_and_its_command_is_safe_to_paste(
             "bash", "-c", f'seqmesh() {{ printf %s "${{!#}}"; }}; {command}', stdout=asyncio.subprocess.PIPE
         )
         assert name.encode() == (await told.communicate())[0]
-    await page.goto(f"{address.partition('#')[0]}#/nowhere")
+    await page.goto(f"{console.partition('#')[0]}#/nowhere")
     await expect(page).to_have_title("Overview · seqmesh console")
-    assert [] == problems
     for name in shown:
         await caller("sum", Step(name, 0, end=True))
 
 
-async def test_charts_of_a_model_show_its_phases_as_lines_and_as_tables(mesh: RunningMesh, browser: Browser) -> None:
-    expect.set_options(timeout=PATIENCE_MS)
-    problems: list[str] = []
-    (address,) = re.findall(r"console (http://\S+)#token=[\w-]+;", mesh.log("launcher"))
-    page = await opened(browser, f"{address}#/models", problems)
+async def test_charts_of_a_model_show_its_phases_as_lines_and_as_tables(
+    visit: Visit, console: str, caller: GrpcCaller
+) -> None:
+    page = await visit(f"{console.partition('#')[0]}#/models")
     await page.locator("[data-model=sum]").get_by_role("link", name="Charts").click()
     await expect(page.get_by_role("heading", name="Where the time goes")).to_be_visible()
 
-    caller = GrpcCaller(mesh.grpc())
     shown = page.locator("figure", has=page.get_by_role("heading", name="Checkpoint", exact=True))
     for value in itertools.count(1):
         await caller("sum", Step("charted", value, start=value == 1))
         if re.search(r"p50 [\d.]+ m?s", " ".join((await shown.inner_text()).split())):
             break
     await caller("sum", Step("charted", 1, end=True))
-    await caller.close()
     await shown.get_by_text("As a table").click()
     await expect(shown.get_by_role("row").nth(1)).to_contain_text(re.compile(r"\d+:\d\d:\d\d\s*[\d.]+ m?s"))
     assert "" == await barriers(page)
@@ -274,17 +274,14 @@ async def test_charts_of_a_model_show_its_phases_as_lines_and_as_tables(mesh: Ru
     await expect(page.get_by_role("button", name="1 hour")).to_have_attribute("aria-pressed", "true")
     await page.get_by_label("Of", exact=True).select_option(label="the whole mesh")
     await expect(shown.get_by_text("p50").first).to_be_visible()
-    assert [] == problems
 
 
 async def test_without_the_token_the_page_shows_and_does_not_act_on_a_phone_in_the_dark_too(
-    mesh: RunningMesh, browser: Browser
+    mesh: RunningMesh, browser: Browser, console: str
 ) -> None:
-    expect.set_options(timeout=PATIENCE_MS)
-    (address,) = re.findall(r"console (http://\S+)#token=[\w-]+;", mesh.log("launcher"))
     page = await browser.new_page(viewport={"width": 390, "height": 844}, color_scheme="dark")
 
-    await page.goto(address)
+    await page.goto(console.partition("#")[0])
 
     await expect(page.get_by_text("No sequence lives.")).to_be_visible()
     assert 0 == await page.get_by_role("button", name="Drain").count()
