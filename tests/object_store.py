@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-import socket
 from pathlib import Path
 from typing import Any, Self
 
 import boto3
 from moto.server import ThreadedMotoServer
+
+from deploy.local.embedded import held_port
 
 BUCKET = "models-of-a-team"
 CREDENTIALS = {
@@ -22,8 +23,8 @@ class ObjectStore:
     """The server; `stop` and `start` make it unreachable and reachable again, with what it holds."""
 
     def __init__(self) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port: int = free.getsockname()[1]
+        # Its own also while it is stopped.
+        self.port = held_port()
         self._server: Any = None
 
     def __enter__(self) -> Self:
