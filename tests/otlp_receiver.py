@@ -24,6 +24,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 Protocol = Literal["grpc", "http/protobuf"]
 Value = str | bool | int | float
+PATIENCE_S = 60.0
+"""How long spans that must come are waited for; long, because the machine may be busy."""
 
 
 @dataclass(frozen=True)
@@ -94,9 +96,9 @@ class OtlpReceiver:
         """The spans of one trace so far, by their start."""
         return sorted((span for span in self.spans if span.trace_id == trace_id), key=lambda span: span.start_ns)
 
-    def wait_for(self, enough: Callable[[list[ReceivedSpan]], bool], timeout_s: float = 20.0) -> list[ReceivedSpan]:
+    def wait_for(self, enough: Callable[[list[ReceivedSpan]], bool]) -> list[ReceivedSpan]:
         """All spans, once `enough` says so. Raises `TimeoutError`, naming what came, when it never does. Blocks."""
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + PATIENCE_S
         with self._arrival:
             while not enough(self._spans):
                 if not self._arrival.wait(max(0.0, deadline - time.monotonic())):

@@ -58,6 +58,8 @@ from shared.store.scripts import Scripts
 
 GATEWAY = "g-test"
 IDLE_MS = 60_000
+PATIENCE_S = 60.0
+"""How long an answer that must come is waited for; long, because the machine may be busy."""
 STATE = encode(from_numpy("h", np.array([7], np.int32)))
 """The state in the checkpoints of `ScriptedMesh.commit`."""
 
@@ -267,11 +269,11 @@ class ScriptedMesh:
                     self.scripts.drain(dead, shard=shard, after=after, count=2)
                 )
 
-    async def reply(self, submission: Submission, *, timeout_s: float = 20.0) -> ReplyMessage:
+    async def reply(self, submission: Submission, *, timeout_s: float = PATIENCE_S) -> ReplyMessage:
         """The reply to a submitted step, waiting for it."""
         return await self.reply_to(submission.token, timeout_s=timeout_s)
 
-    async def reply_to(self, token: str, *, timeout_s: float = 20.0) -> ReplyMessage:
+    async def reply_to(self, token: str, *, timeout_s: float = PATIENCE_S) -> ReplyMessage:
         """The reply to whatever was sent with a token, waiting for it."""
         async with asyncio.timeout(timeout_s):
             while token not in self._replies:

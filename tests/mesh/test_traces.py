@@ -62,7 +62,7 @@ async def trace_with(receiver: OtlpReceiver, sequence: SequenceId, **counts: int
         return all(names[name] >= count for name, count in wanted.items())
 
     try:
-        await eventually(complete, "", timeout_s=20)
+        await eventually(complete, "")
     except AssertionError:
         names = Counter(span.name for span in receiver.trace(trace_id(sequence)))
         pytest.fail(f"wanted {wanted}, received {dict(names)}")
