@@ -176,13 +176,14 @@ async def test_texts_go_on_as_if_undisturbed_though_executors_are_killed(mesh: R
             return {one: task.result() for one, task in tasks.items()}
 
         undisturbed = await read("undisturbed")
-        disturbed = asyncio.create_task(read("disturbed"))
-        for share, executor in ((1.3, "executor-1"), (1.6, "executor-2")):
-            for reader in readers.values():
-                await reader.progress(int(share * 6 * 20))
-            await mesh.kill_executor(executor)
+        async with asyncio.TaskGroup() as group:
+            disturbed = group.create_task(read("disturbed"))
+            for share, executor in ((1.3, "executor-1"), (1.6, "executor-2")):
+                for reader in readers.values():
+                    await reader.progress(int(share * 6 * 20))
+                await mesh.kill_executor(executor)
 
-        assert undisturbed == await disturbed
+    assert undisturbed == disturbed.result()
 
 
 @pytest.mark.timeout(300)
@@ -191,15 +192,15 @@ async def test_a_reply_goes_on_where_its_executor_was_killed(mesh: RunningMesh) 
     said = ["Alice ", "was beginning ", "to get very tired"]
     undisturbed = await replies(mesh, "undisturbed", said, [])
     heard: list[int] = []
-    disturbed = asyncio.create_task(replies(mesh, "disturbed", said, heard))
-    async with asyncio.TaskGroup() as kills:
+    async with asyncio.TaskGroup() as group:
+        disturbed = group.create_task(replies(mesh, "disturbed", said, heard))
         for replied in (0.3, 1.3):
             while len(heard) < replied * REPLY_CHARACTERS:
                 await asyncio.sleep(0.001)
             owner = mesh.record(sequence_id("chat", "", "disturbed"))["ow"].rpartition("-")[0]
-            kills.create_task(mesh.kill_executor(owner))
+            group.create_task(mesh.kill_executor(owner))
 
-    assert undisturbed == await disturbed
+    assert undisturbed == disturbed.result()
     assert len({tuple(reply) for reply in undisturbed}) == len(said)
 
 

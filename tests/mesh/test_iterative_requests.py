@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tritonclient.grpc.aio as grpc_aio
 
-from tests.mesh.running_mesh import RunningMesh, wait
+from tests.mesh.running_mesh import RunningMesh, eventually, wait
 
 MODEL = "iterative"
 REQUESTS = 6
@@ -32,8 +32,7 @@ async def test_its_passes_begin_anew_where_it_is_taken_over(victim: RunningMesh)
     tensor.set_data_from_numpy(np.array([[PASSES]], np.int32))
     try:
         requests = [asyncio.create_task(client.infer(MODEL, [tensor])) for _ in range(REQUESTS)]
-        while not (held := owners(victim)):
-            await asyncio.sleep(0.01)
+        held = await eventually(lambda: owners(victim), "they are held")
         victim.kill(min(held))
         answers = await asyncio.gather(*requests)
     finally:
