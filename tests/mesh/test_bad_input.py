@@ -25,7 +25,7 @@ from tritonclient.utils import InferenceServerException
 from tests.mesh import raw_http
 from tests.mesh.raw_http import answer, infer_document, posted, send
 from tests.mesh.running_mesh import RunningMesh, eventually
-from tests.mesh.traffic import Callers, GrpcCaller, HttpCaller, Plan, Step, Traffic, make_plans
+from tests.mesh.traffic import Call, Callers, Plan, Step, Traffic, make_plans
 
 MODEL = "moody_sum"
 INFER = f"/v2/models/{MODEL}/infer"
@@ -53,7 +53,7 @@ async def neighbours(mesh: RunningMesh, chance: random.Random) -> AsyncGenerator
     assert raw_http.get(mesh.http(), "/v2/health/live").status == HTTPStatus.OK
 
 
-async def every_slot_is_free(mesh: RunningMesh, caller: HttpCaller | GrpcCaller) -> None:
+async def every_slot_is_free(mesh: RunningMesh, caller: Call) -> None:
     """Holds every slot of the model at the same time, then gives all of them back."""
     await eventually(lambda: mesh.slots_held(MODEL) == 0, "every slot is free again")
     names = [f"slot {number}" for number in range(mesh.slots(MODEL))]

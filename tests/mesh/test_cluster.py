@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from tests.embedded_cluster import EmbeddedCluster, ask
 from tests.mesh.conftest import wait_until_equal
 from tests.mesh.model_repository import add_sum_model
 from tests.mesh.running_mesh import RunningMesh, eventually, running_mesh
-from tests.mesh.traffic import Callers, Plan, Player, Step, Traffic, make_plans
+from tests.mesh.traffic import Call, Callers, Plan, Player, Step, Traffic, make_plans
 
 MODEL = "running_sum"
 SEQUENCES = 16
@@ -145,6 +145,13 @@ def plans_of(whole: Clustered, belongs: Callable[[str], bool], name: str) -> lis
     return plans
 
 
+def traffic_of(
+    whole: Clustered, callers: Sequence[Call], chance: random.Random, belongs: Callable[[str], bool], name: str
+) -> Traffic:
+    """Such sequences."""
+    return Traffic(MODEL, callers, plans_of(whole, belongs, name), chance, retries=True, pause_s=0.05)
+
+
 @pytest.mark.parametrize("known_by", ["request id", "number", "nothing"])
 async def test_sums_are_right_over_three_nodes(bare: Clustered, chance: random.Random, known_by: str) -> None:
     assert 3 == len({bare.holder(tag).port for tag in bare.shards})
@@ -195,13 +202,8 @@ async def test_while_a_node_is_away_sequences_of_other_shards_go_on_and_its_own_
     node = bare.holder(MESH_TAG) if of_mesh else bare.apart()
     tags = bare.tags_at(node)
     async with Callers(bare.mesh) as callers:
-        here, there = (
-            Traffic(MODEL, callers, plans, chance, retries=True, pause_s=0.05)
-            for plans in (
-                plans_of(bare, lambda tag: tag not in tags, "here"),
-                plans_of(bare, lambda tag: tag in tags, "there"),
-            )
-        )
+        here = traffic_of(bare, callers, chance, lambda tag: tag not in tags, "here")
+        there = traffic_of(bare, callers, chance, lambda tag: tag in tags, "there")
         async with asyncio.TaskGroup() as group:
             for traffic in (here, there):
                 group.create_task(traffic.run())
@@ -220,14 +222,9 @@ async def test_while_a_node_is_away_sequences_of_other_shards_begin_and_a_dead_e
     node = bare.apart()
     tags = bare.tags_at(node)
     async with Callers(bare.mesh) as callers, asyncio.TaskGroup() as group:
-        early, late, there = (
-            Traffic(MODEL, callers, plans, chance, retries=True, pause_s=0.05)
-            for plans in (
-                plans_of(bare, lambda tag: tag not in tags, "early"),
-                plans_of(bare, lambda tag: tag not in tags, "late"),
-                plans_of(bare, lambda tag: tag in tags, "there"),
-            )
-        )
+        early = traffic_of(bare, callers, chance, lambda tag: tag not in tags, "early")
+        late = traffic_of(bare, callers, chance, lambda tag: tag not in tags, "late")
+        there = traffic_of(bare, callers, chance, lambda tag: tag in tags, "there")
         for traffic in (early, there):
             group.create_task(traffic.run())
         await early.progress(0.2)
@@ -246,8 +243,7 @@ async def test_the_shards_of_a_restarted_node_go_on_while_another_node_is_away(
     away = bare.apart()
     restarted = next(node for node in bare.cluster.primaries() if node not in (away, bare.holder(MESH_TAG)))
     async with Callers(bare.mesh) as callers, asyncio.TaskGroup() as group:
-        plans = plans_of(bare, lambda tag: bare.holder(tag) is restarted, "restarted")
-        traffic = Traffic(MODEL, callers, plans, chance, retries=True, pause_s=0.05)
+        traffic = traffic_of(bare, callers, chance, lambda tag: bare.holder(tag) is restarted, "restarted")
         group.create_task(traffic.run())
         await traffic.progress(0.3)
         away.kill()

@@ -18,7 +18,7 @@ import tritonclient.http as http_sync
 import tritonclient.http.aio as http_aio
 
 from tests.mesh.running_mesh import RunningMesh
-from tests.mesh.traffic import Callers, GrpcCaller, HttpCaller, Plan, Step, Traffic, make_plans, sum_of, tensor
+from tests.mesh.traffic import Caller, Callers, GrpcCaller, HttpCaller, Plan, Step, Traffic, make_plans, sum_of, tensor
 
 SEQUENCES = 64
 THREADS = 4
@@ -155,7 +155,7 @@ async def test_64_interleaved_sequences_are_each_summed_as_if_alone(
 @pytest.mark.parametrize("model", ["running_sum", "oldest_sum"])
 @pytest.mark.parametrize("protocol", [HttpCaller, GrpcCaller], ids=["http", "grpc"])
 async def test_64_interleaved_sequences_of_asyncio_clients_are_each_summed_as_if_alone(
-    mesh: RunningMesh, chance: random.Random, protocol: type[HttpCaller | GrpcCaller], model: str
+    mesh: RunningMesh, chance: random.Random, protocol: type[Caller], model: str
 ) -> None:
     caller = protocol(mesh.http(1) if protocol is HttpCaller else mesh.grpc(1))
 

@@ -14,7 +14,7 @@ import pytest
 from shared.contract.ids import sequence_id
 from tests.mesh.model_repository import add_forgetful_model, add_sum_model
 from tests.mesh.running_mesh import PATIENCE_S, RunningMesh, eventually, running_mesh, seqmesh, wait
-from tests.mesh.traffic import Call, Callers, HttpCaller, Step, Traffic, make_plans
+from tests.mesh.traffic import Call, Callers, Step, Traffic, make_plans
 
 SLOTS = 64
 MODELS = ("running_sum", "forgetful_sum")
@@ -55,17 +55,17 @@ def is_closing(mesh: RunningMesh, executor: str) -> bool:
     return bool(found) and all(served.closing for served in found[0].models)
 
 
-async def begin(caller: HttpCaller, model: str, names: Sequence[str]) -> None:
+async def begin(caller: Call, model: str, names: Sequence[str]) -> None:
     """Starts sequences, each with a sum of 1."""
     assert [1] * len(names) == await asyncio.gather(*(caller(model, Step(name, 1, start=True)) for name in names))
 
 
-async def end(caller: HttpCaller, model: str, names: Sequence[str], value: int) -> list[int]:
+async def end(caller: Call, model: str, names: Sequence[str], value: int) -> list[int]:
     """Ends sequences with a last step; the sums."""
     return await asyncio.gather(*(caller(model, Step(name, value, end=True)) for name in names))
 
 
-async def both_are_offered(mesh: RunningMesh, caller: HttpCaller) -> None:
+async def both_are_offered(mesh: RunningMesh, caller: Call) -> None:
     """Returns when new sequences are given to both executors: a leader hears of one that came with its next look. Other
     ones each time, because two that prefer the same executor may both find a spare slot there."""
     turns = itertools.count()
@@ -126,7 +126,6 @@ async def test_an_executor_that_stops_serves_sequences_that_cannot_be_moved_unti
     fixed, movable = ([f"{kind} {number}" for number in range(12)] for kind in ("fixed", "movable"))
     async with Callers(mesh) as callers:
         caller = callers[0]
-        assert isinstance(caller, HttpCaller)
         await both_are_offered(mesh, caller)
         await begin(caller, "forgetful_sum", fixed)
         await begin(caller, "running_sum", movable)
@@ -175,7 +174,6 @@ async def test_load_spreads_over_executors_that_join_and_back_to_one_and_no_answ
     total = 1
     async with Callers(mesh, streams=True) as callers:
         caller = callers[0]
-        assert isinstance(caller, HttpCaller)
         await begin(caller, "running_sum", names)
         with ExitStack() as spares:
             for number in (3, 4):
@@ -198,7 +196,6 @@ async def test_load_spreads_over_executors_that_join_and_back_to_one_and_no_answ
 async def test_one_sequence_is_moved_where_an_operator_wants_it(mesh: RunningMesh) -> None:
     async with Callers(mesh) as callers:
         caller = callers[0]
-        assert isinstance(caller, HttpCaller)
         await begin(caller, "running_sum", ["42"])
         await begin(caller, "forgetful_sum", ["42"])
         await caller("running_sum", Step(42, 5, start=True))

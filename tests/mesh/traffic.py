@@ -192,7 +192,7 @@ class Callers:
     def __init__(self, mesh: RunningMesh, *, streams: bool = False) -> None:
         self._mesh = mesh
         self._streams = streams
-        self.all: list[HttpCaller | GrpcCaller] = []
+        self.all: list[Caller] = []
 
     def add(self, http_url: str, grpc_url: str) -> None:
         """Callers of one gateway more."""
@@ -200,7 +200,7 @@ class Callers:
         if self._streams:
             self.all.append(StreamCaller(grpc_url))
 
-    async def __aenter__(self) -> list[HttpCaller | GrpcCaller]:
+    async def __aenter__(self) -> list[Caller]:
         for gateway in range(len(self._mesh.gateways)):
             self.add(self._mesh.http(gateway), self._mesh.grpc(gateway))
         return self.all
@@ -220,7 +220,7 @@ class Traffic:
     """
 
     model: str
-    callers: Sequence[HttpCaller | GrpcCaller]
+    callers: Sequence[Call]
     plans: Sequence[Plan]
     chance: random.Random
     retries: bool = False
