@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
 from starlette.types import Scope
 
+from gateway.bounds.fair_lock import FairLock
 from gateway.ports.turns import LoopTurns
 from gateway.rest.body import BULKY_BYTES, client_in
 
@@ -18,10 +18,11 @@ SMALL_BYTES = 16 << 10
 
 
 class Encoding:
-    """Of all answers of inference over HTTP: small ones at once, others in turns, large ones in a thread."""
+    """Of all answers of inference over HTTP: small ones at once, others in turns, large ones in one thread."""
 
     def __init__(self) -> None:
         self._turns = LoopTurns()
+        self._large = FairLock()
 
     async def of(self, scope: Scope, size: int, encode: Callable[[], T]) -> T:
         """What `encode` returns.
@@ -30,7 +31,7 @@ class Encoding:
         size   bytes of the tensors that are written as JSON
         """
         if size > BULKY_BYTES:
-            return await asyncio.to_thread(encode)
+            return await self._large.in_thread(client_in(scope), encode)
         if size > SMALL_BYTES:
             await self._turns.entered(client_in(scope))
         return encode()

@@ -7,10 +7,14 @@ import threading
 
 import pytest
 
+from gateway.rest import response
 from gateway.rest.body import BULKY_BYTES
 from gateway.rest.encoding import SMALL_BYTES, Encoding
+from shared.contract.tensors import Tensor
+from tests.gateway.one_at_a_time import one_at_a_time
 
 SCOPE = {"client": ("127.0.0.1", 1)}
+TENSOR = Tensor("T", "INT8", (1,), b"1")
 
 
 async def written(sizes: list[int]) -> list[list[int]]:
@@ -37,6 +41,11 @@ async def test_answers_take_turns_and_small_ones_wait_for_none(monkeypatch: pyte
     assert [[BULKY_BYTES]] * 19 == turns[1:]
 
 
-async def test_a_large_answer_is_written_in_a_thread() -> None:
-    assert threading.get_ident() != await Encoding().of(SCOPE, BULKY_BYTES + 1, threading.get_ident)
-    assert threading.get_ident() == await Encoding().of(SCOPE, BULKY_BYTES, threading.get_ident)
+async def test_large_answers_are_written_in_a_thread_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoding = Encoding()
+    with one_at_a_time(monkeypatch, response, "json_of_tensor") as threads:
+        sizes = [BULKY_BYTES + 1] * 8
+        await asyncio.gather(*(encoding.of(SCOPE, size, lambda: response.json_of_tensor(TENSOR)) for size in sizes))
+
+    assert threading.get_ident() not in threads
+    assert threading.get_ident() == await encoding.of(SCOPE, BULKY_BYTES, threading.get_ident)
