@@ -15,6 +15,7 @@ import orjson
 
 from gateway.bounds.clients import CROWDED, PATIENCE_S, SLOWEST_BYTES_S
 from gateway.bounds.unread_answers import UnreadAnswers
+from gateway.ports.handshakes import WRITE_AHEAD_BYTES
 from gateway.ports.listening import progress
 from gateway.ports.seats import Seat
 from gateway.ports.turns import LoopTurns
@@ -31,8 +32,6 @@ LINGER_S = 2.0
 """How long an early answer waits for the rest of its request's body."""
 AHEAD_BYTES = 128 << 10
 """Bytes of a body that may wait for the application. At this bound the connection is not read."""
-WRITE_AHEAD_BYTES = 64 << 10
-"""Bytes that a transport buffers before a writer must wait: asyncio's own default, but for TLS."""
 VERSIONS = (b"1.0", b"1.1")
 NOT_SERVED = "HTTP/{version} is not served: use HTTP/1.1"
 CLOSE = (b"connection", b"close")
@@ -171,8 +170,6 @@ class Connection(ABC):
         """The connection is open now."""
         self._transport = transport
         self._is_tls = transport.get_extra_info("ssl_object") is not None
-        if self._is_tls:
-            transport.set_write_buffer_limits(WRITE_AHEAD_BYTES)
 
     async def _deliver(self, parts: Sequence[bytes]) -> None:
         """Sends a part of the answer. Returns when the client has read it, but for a small rest in the transport.

@@ -13,6 +13,9 @@ from typing import cast
 
 from gateway.ports.turns import LoopTurns
 
+WRITE_AHEAD_BYTES = 64 << 10
+"""Bytes that a transport buffers before a writer must wait: asyncio's own default, but for TLS, where it is eight times
+as many."""
 RECORD_HEAD_BYTES = 5
 """With which a record begins. The last two are the size of what follows."""
 
@@ -41,6 +44,7 @@ async def shake_hands(
         plain.abort()
         raise
     assert transport is not None, "None is given for a transport that is closing, and this one is waited for"
+    transport.set_write_buffer_limits(WRITE_AHEAD_BYTES)
     transport.set_protocol(protocol)
     protocol.connection_made(transport)
     gate.leave()

@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 import uvloop
 
-from gateway.ports.handshakes import shake_hands
+from gateway.ports.handshakes import WRITE_AHEAD_BYTES, shake_hands
 from gateway.ports.listening import HTTP_PORT
 from gateway.ports.tls import tls_context
 from gateway.ports.turns import LoopTurns
@@ -43,6 +43,9 @@ class Told(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.told.append(data)
+
+    def pause_writing(self) -> None:
+        self.told.append("full")
 
     def connection_lost(self, exc: Exception | None) -> None:
         del exc
@@ -148,6 +151,24 @@ async def test_a_handshake_may_come_byte_by_byte(
         await shaking
 
     assert ["made"] == told.told
+    await told.end()
+
+
+async def test_a_transport_is_full_as_soon_as_one_without_tls(
+    server: ssl.SSLContext, pairs: list[tuple[socket.socket, socket.socket]]
+) -> None:
+    (sock, clients), told = pairs[0], Told()
+    client = Client(clients, ssl.create_default_context(cafile=str(TLS / "ca.pem")))
+    client.send()
+    async with asyncio.timeout(SOON_S):
+        shaking = asyncio.create_task(shake_hands(sock, told, server, LoopTurns(), SOON_S))
+        await client.heard()
+        client.send()
+        transport = await shaking
+    while "full" not in told.told:
+        transport.write(bytes(WRITE_AHEAD_BYTES // 2))
+
+    assert WRITE_AHEAD_BYTES <= transport.get_write_buffer_size() < 2 * WRITE_AHEAD_BYTES
     await told.end()
 
 
