@@ -1,1 +1,1 @@
-"""Access control: parts of the protocols that need a secret header, and web pages that may use the HTTP ports."""
+"""Access control: parts of the protocols that need a secret header."""

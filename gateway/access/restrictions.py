@@ -9,6 +9,7 @@ Source: triton-spec 5.2; Triton's options.
 from __future__ import annotations
 
 import hmac
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -30,6 +31,8 @@ CATEGORIES = frozenset(
     )
 )
 """Parts of the protocols by Triton's names, the page of metrics, and the routes about sequences."""
+HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+"""What a client can send as a header's name (RFC 9110, 5.6.2)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,8 @@ def parse_restrictions(texts: Iterable[str]) -> dict[str, Restriction]:
     Lists in the environment are cut at their commas, also inside such a text. So a text without `:` is taken as the
     beginning of the next one.
 
-    raises  ValueError for another form, an unknown category, and a category that is restricted twice
+    raises  ValueError for another form, a header that no client can send, an unknown category, and a category that is
+            restricted twice
     """
     restrictions: dict[str, Restriction] = {}
     pending: list[str] = []
@@ -70,12 +74,15 @@ def parse_restrictions(texts: Iterable[str]) -> dict[str, Restriction]:
         key, equals, value = header.partition("=")
         if not key.strip() or not equals or not value:
             raise ValueError(f"'{text}' must have the form <category>,<category>:<header>=<value>")
+        key = key.strip()
+        if not HEADER_NAME.fullmatch(key) or value != value.strip():
+            raise ValueError(f"no client can send the header '{key}' with this value: mind spaces, and other scripts")
         for name in pending:
             if name not in CATEGORIES:
                 raise ValueError(f"unknown category '{name}': use one of {', '.join(sorted(CATEGORIES))}")
             if name in restrictions:
                 raise ValueError(f"category '{name}' is restricted twice")
-            restrictions[name] = Restriction(key.strip().lower(), value)
+            restrictions[name] = Restriction(key.lower(), value)
         pending = []
     if pending:
         raise ValueError(f"'{','.join(pending)}' must be followed by :<header>=<value>")
