@@ -16,9 +16,11 @@ TOKEN_LENGTH_MIN = 16
 
 
 def check_console_token(token: str) -> None:
-    """Raises click.UsageError for a token that could be guessed. "": none is given"""
+    """Raises click.UsageError for a token that could be guessed, or that no browser can send. "": none is given"""
     if token and len(token) < TOKEN_LENGTH_MIN:
         raise click.UsageError(f"--console-token needs at least {TOKEN_LENGTH_MIN} characters")
+    if not all("!" <= character <= "~" for character in token):
+        raise click.UsageError("--console-token takes letters and signs of ASCII alone, and no space")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

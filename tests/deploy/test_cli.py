@@ -223,6 +223,8 @@ def test_what_stands_behind_two_dashes_is_no_option(
         (["chaos", "--write-models", "/proc/nope"], "/proc/nope cannot be written"),
         (["chaos", "--minutes", "nan"], "'nan' is no number"),
         (["up", "--console-token", "short"], "--console-token needs at least 16 characters"),
+        (["up", "--console-token", 8 * "né"], "--console-token takes letters and signs of ASCII alone"),
+        (["up", "--console-token", 8 * "a "], "--console-token takes letters and signs of ASCII alone"),
         (
             ["up", "--model-control-mode", "explicit"],
             "--model-control-mode is a setting of executors: set SEQMESH_MODEL_CONTROL_MODE for `seqmesh up`",
