@@ -220,9 +220,12 @@ class Connection(ABC):
 
     def _check_taken(self, now: float) -> None:
         reached = progress(self._transport)
+        is_awaited = self._transport.get_write_buffer_size() or self._abort_at is not None
         if reached != self._progress[0]:
             self._progress = reached, now
-        elif self._transport.get_write_buffer_size() and now > self._progress[1] + LEAVING_PATIENCE_S:
+        elif is_awaited and now > self._progress[1] + LEAVING_PATIENCE_S:
+            # It takes nothing more, or does not close its side of TLS: a client does that when it reads, and an idle
+            # one may not read before its next request.
             self._transport.abort()
 
     def _finish(self, *, lingering: bool) -> None:

@@ -509,3 +509,25 @@ async def test_a_stop_waits_while_a_client_takes_its_answer(monkeypatch: pytest.
         await reader.readexactly(LARGE_BYTES - 16 * part)
         writer.close()
         await stop
+
+
+async def test_a_stop_does_not_wait_for_idle_clients_to_close_their_side_of_tls(
+    hasty: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that do not read between two requests, as most pools of connections."""
+    monkeypatch.setattr("gateway.http.connection.LEAVING_PATIENCE_S", 0.1)
+    for module in ("connection", "server"):
+        monkeypatch.setattr(f"gateway.http.{module}.PATIENCE_S", 1e6)
+    trusting = ssl.create_default_context(cafile=str(TLS / "ca.pem"))
+    server = HttpServer(Served(hello, Share(100, 100)), settings=SECURE)
+    await server.start(listen("127.0.0.1", 0))
+
+    def idle_client() -> ssl.SSLSocket:
+        client = trusting.wrap_socket(socket.create_connection(("127.0.0.1", server.port)), server_hostname="localhost")
+        client.sendall(REQUEST)
+        assert client.recv(15) == b"HTTP/1.1 200 OK"
+        return client
+
+    async with asyncio.timeout(SOON_S):
+        with await asyncio.to_thread(idle_client):
+            await server.stop(1e6, see_off_s=0.0)
