@@ -12,14 +12,13 @@ from gateway.access.restrictions import Restriction
 from gateway.requests.status import http_error, unexpected
 from gateway.rest.body import ClientLeftError
 from gateway.rest.compression import UnsupportedEncodingError
-from shared.contract.errors import MeshError
+from shared.contract.errors import Code, MeshError, RequestError
 from shared.origins import Origins
 from shared.process import logs
 
 Header = tuple[bytes, bytes]
 JSON: Header = (b"content-type", b"application/json")
 BINARY: Header = (b"content-type", b"application/octet-stream")
-FORBIDDEN = 403
 Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
@@ -70,17 +69,15 @@ class RouteEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             if refusal := self._origins.refusal(scope):
-                await send_json(send, {"error": refusal}, FORBIDDEN)
-                return
+                raise RequestError(refusal, Code.FORBIDDEN)
             if self.restriction is not None:
-                name = self.restriction.key.encode("latin-1")
+                name = self.restriction.key.encode()
                 if not self.restriction.is_met(value for key, value in scope["headers"] if key == name):
-                    error = f"This API is restricted, expecting header '{self.restriction.key}'"
-                    await send_json(send, {"error": error}, FORBIDDEN)
-                    return
+                    text = f"This API is restricted, expecting header '{self.restriction.key}'"
+                    raise RequestError(text, Code.FORBIDDEN)
             await self.handlers[scope["method"]](scope, receive, send)
         except MeshError as error:
             await send_error(send, error.released())
         except Exception as error:  # noqa: BLE001  the last place before the connection: the client must hear something
             logs.error("request failed unexpectedly", error, path=scope["path"])
-            await send_json(send, {"error": unexpected(error).message}, 500)
+            await send_error(send, unexpected(error))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 from starlette.types import Receive, Scope, Send
 
 from gateway.requests.regions import Regions, cuda_refusal
@@ -22,9 +23,7 @@ class SystemSharedMemory:
     @described(REGIONS, errors=(404,))
     async def status(self, scope: Scope, receive: Receive, send: Send) -> None:
         """GET .../status: lists every region, or the one that the path names."""
-        regions = self._regions.status(_region_of(scope))
-        fields = ("name", "key", "offset", "byte_size")
-        await send_json(send, [{field: getattr(region, field) for field in fields} for region in regions])
+        await send_json(send, msgspec.to_builtins(self._regions.status(_region_of(scope))))
 
     @described((200, NOTHING), errors=(*OF_BODY, 404, 429), body=json_content(REGION))
     async def register(self, scope: Scope, receive: Receive, send: Send) -> None:
