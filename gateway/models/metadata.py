@@ -12,8 +12,6 @@ from shared.contract.messages import ModelRecord, RepositoryEntry
 from shared.contract.model_config import ModelConfig, TensorSpec
 from shared.statistics.tally import DURATIONS, ModelStatistics
 
-SERVER_NAME = "triton"
-"""The default server name in the metadata. It is Triton's, because Triton's own examples compare it."""
 EXTENSIONS = (
     "classification",
     "sequence",

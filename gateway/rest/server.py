@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.models.catalog import Catalog
 from gateway.models.exposition import OPENMETRICS_TYPE, TEXT_TYPE, wants_openmetrics
-from gateway.models.metadata import SERVER_NAME, extensions_of
+from gateway.models.metadata import extensions_of
 from gateway.models.metrics import Metrics
 from gateway.rest.operations import LIVE, NOT_READY, READY, SERVER_METADATA, TEXT, Content, described, json_content
 from gateway.rest.reply import send_bytes, send_json
@@ -23,9 +23,7 @@ from shared.store.release import RELEASE
 class ServerRoutes:
     """The handlers. Each answers one route. name, shared_memory: for the server's metadata."""
 
-    def __init__(
-        self, catalog: Catalog, metrics: Metrics, stop: Stop, *, name: str = SERVER_NAME, shared_memory: bool = False
-    ) -> None:
+    def __init__(self, catalog: Catalog, metrics: Metrics, stop: Stop, *, name: str, shared_memory: bool) -> None:
         self._catalog = catalog
         self._metrics = metrics
         self._stop = stop

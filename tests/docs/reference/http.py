@@ -38,7 +38,7 @@ def http() -> str:
         Infer(nobody, nobody, nobody, nobody),
         Generate(nobody, nobody, nobody),
         Models(nobody, nobody, nobody, nobody),
-        ServerRoutes(nobody, nobody, nobody),
+        ServerRoutes(nobody, nobody, nobody, name="", shared_memory=False),
         Observability(nobody, nobody),
         SequenceRoutes(nobody, nobody, nobody, is_open=True),
         SystemSharedMemory(nobody, nobody),

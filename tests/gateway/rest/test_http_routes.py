@@ -396,7 +396,7 @@ async def test_health_says_so_while_the_gateway_stops(path: str):
     stop = Stop()
     stop.request("test")
     unused: Any = None
-    server = ServerRoutes(unused, unused, stop)
+    server = ServerRoutes(unused, unused, stop, name="", shared_memory=False)
     sent: list[Any] = []
 
     async def send(message: Any) -> None:
