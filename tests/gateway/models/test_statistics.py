@@ -9,7 +9,7 @@ import signal
 import threading
 from collections.abc import Iterable, Sequence
 from io import StringIO
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import pytest
 from prometheus_client import parser
@@ -41,14 +41,31 @@ from tests.embedded_redis import EmbeddedRedis
 RECORD = ModelRecord(ModelConfig("m", "python", "", 8, (), ()), "{}", ("1",), "5-0")
 
 
+class Gateway(NamedTuple):
+    """What a gateway tells of its mesh."""
+
+    keys: Keyspace
+    tallies: Tallies
+    statistics: Statistics
+    page: Metrics
+
+
+def gateway_of(redis: Redis, key_prefix: str, *records: ModelRecord, shards: int | Sequence[ShardId] = 1) -> Gateway:
+    """Of a mesh in which these models are READY."""
+    keys = Keyspace(key_prefix, shards)
+    scripts, catalog = Scripts(redis, keys), Catalog(Membership(redis, keys))
+    by_name = {record.config.name: record for record in records}
+    catalog.view = CatalogView(by_name, {name: record.versions for name, record in by_name.items()})
+    observation, tallies = Observation(redis, keys, catalog), Tallies(scripts, keys)
+    statistics = Statistics(tallies, catalog, observation)
+    metering = Metering(scripts, keys, list)
+    return Gateway(keys, tallies, statistics, Metrics(catalog, statistics, observation, [], MetricsConfig(), metering))
+
+
 async def test_requests_are_answered_while_a_page_is_made(
     redis: Redis, key_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That of a thousand models takes most of a second."""
-    keys = Keyspace(key_prefix)
-    catalog = Catalog(Membership(redis, keys))
-    observation = Observation(redis, keys, catalog)
-    statistics = Statistics(Tallies(Scripts(redis, keys), keys), catalog, observation)
     begun, others_ran = threading.Event(), threading.Event()
     waited: list[bool] = []
 
@@ -72,7 +89,7 @@ async def test_requests_are_answered_while_a_page_is_made(
 
     monkeypatch.setattr(metrics, "inference_families", slow)
     other = asyncio.create_task(others())
-    await Metrics(catalog, statistics, observation, [], MetricsConfig(), nothing_measured(redis, keys)).render()
+    await gateway_of(redis, key_prefix).page.render()
     other.cancel()
 
     assert [True, True] == waited
@@ -82,13 +99,7 @@ async def test_those_who_ask_at_once_cost_as_much_as_one(
     redis: Redis, key_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A page takes tens of milliseconds: five hundred clients that asked for it kept the gateway from its steps."""
-    keys = Keyspace(key_prefix)
-    catalog = Catalog(Membership(redis, keys))
-    monkeypatch.setattr(catalog, "view", CatalogView(records={"m": RECORD}, ready={"m": ("1",)}))
-    observation = Observation(redis, keys, catalog)
-    tallies = Tallies(Scripts(redis, keys), keys)
-    statistics = Statistics(tallies, catalog, observation)
-    page = Metrics(catalog, statistics, observation, [], MetricsConfig(), nothing_measured(redis, keys))
+    _, tallies, statistics, page = gateway_of(redis, key_prefix, RECORD)
     asked = list[Sequence[ModelLoad]]()
     read = tallies.read
 
@@ -104,19 +115,10 @@ async def test_those_who_ask_at_once_cost_as_much_as_one(
     assert 3 == len(asked), "those of the page's models, and of the mesh"
 
 
-async def test_statistics_survive_a_redis_without_memory(
-    private_server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_statistics_survive_a_redis_without_memory(private_server: EmbeddedRedis) -> None:
     redis = connect(private_server.url)
     untyped = cast("Any", redis)
-    keys = Keyspace()
-    scripts = Scripts(redis, keys)
-    catalog = Catalog(Membership(redis, keys))
-    monkeypatch.setattr(catalog, "view", CatalogView(records={"m": RECORD}, ready={"m": ("1",)}))
-    observation = Observation(redis, keys, catalog)
-    tallies = Tallies(scripts, keys)
-    statistics = Statistics(tallies, catalog, observation)
-    page = Metrics(catalog, statistics, observation, [], MetricsConfig(), nothing_measured(redis, keys))
+    keys, _, statistics, page = gateway_of(redis, Keyspace().prefix, RECORD)
     tally = keys.tally(keys.home_shard("m"), "m", "1", "5-0")
     await untyped.rpush(tally, packed(failure(FailureReason.BACKEND, total_ns=7)))
     assert 1 == (await statistics.read("m"))[0].failures["BACKEND"]
@@ -134,7 +136,7 @@ async def test_statistics_survive_a_redis_without_memory(
 async def test_the_page_tells_what_is_wrong_with_a_redis_that_takes_no_writes(private_server: EmbeddedRedis) -> None:
     """Else the alerts on the server's disk and memory would be silent in the very case that they are for."""
     redis = connect(private_server.url, retries=0)
-    page = empty_page(redis)
+    page = gateway_of(redis, Keyspace().prefix).page
     assert b"seqmesh_gateway_mesh_up 1.0\n" in await page.render()
 
     await cast("Any", redis).config_set("min-replicas-to-write", 1)
@@ -155,7 +157,7 @@ async def test_the_page_tells_of_each_node_of_a_cluster_and_of_those_that_are_le
     monkeypatch.setattr(metrics, "NODE_LIMIT_S", 2)
     async with connect(private_cluster.url, retries=0) as redis:
         keys = await join_mesh(redis, Keyspace().prefix)
-        page = empty_page(redis, shards=keys.shards)
+        page = gateway_of(redis, keys.prefix, shards=keys.shards).page
 
         def nodes(told: bytes) -> list[int]:
             figures = re.findall(rb'seqmesh_redis_memory_used_bytes{node="127.0.0.1:(\d+)"} [1-9]', told)
@@ -180,7 +182,7 @@ async def test_the_page_comes_although_redis_is_silent(
     private_server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     redis = connect(private_server.url)
-    page = empty_page(redis)
+    page = gateway_of(redis, Keyspace().prefix).page
     monkeypatch.setattr(metrics, "MESH_LIMIT_S", 0.01)
     monkeypatch.setattr(metrics, "REDIS_LIMIT_S", 0.01)
 
@@ -209,7 +211,7 @@ async def test_a_models_metric_that_is_named_like_one_of_the_mesh_is_left_out_of
         return Observed((report,), {})
 
     monkeypatch.setattr(Observation, "look", look)
-    page = empty_page(redis, key_prefix)
+    page = gateway_of(redis, key_prefix).page
 
     parsers: dict[bool, Any] = {False: parser.text_fd_to_metric_families, True: om.text_fd_to_metric_families}
     for openmetrics, parse in parsers.items():
@@ -218,16 +220,3 @@ async def test_a_models_metric_that_is_named_like_one_of_the_mesh_is_left_out_of
         assert sorted(set(found)) == sorted(found)
         assert "of_the_model" in found
     assert set(named[:3]) == {vars(record)["fields"]["metric"] for record in caplog.records}
-
-
-def empty_page(redis: Redis, key_prefix: str = Keyspace().prefix, *, shards: int | Sequence[ShardId] = 1) -> Metrics:
-    """The page of a gateway in a mesh without models."""
-    keys = Keyspace(key_prefix, shards)
-    catalog = Catalog(Membership(redis, keys))
-    observation = Observation(redis, keys, catalog)
-    statistics = Statistics(Tallies(Scripts(redis, keys), keys), catalog, observation)
-    return Metrics(catalog, statistics, observation, [], MetricsConfig(), nothing_measured(redis, keys))
-
-
-def nothing_measured(redis: Redis, keys: Keyspace) -> Metering:
-    return Metering(Scripts(redis, keys), keys, list)
