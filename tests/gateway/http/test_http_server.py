@@ -8,7 +8,7 @@ import errno
 import os
 import socket
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from functools import partialmethod
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -18,13 +18,13 @@ import pytest
 from gateway.bounds.unread_answers import UNLIMITED, UnreadAnswers
 from gateway.http.llhttp_connection import LlhttpConnection
 from gateway.http.server import HttpServer, Served
-from gateway.ports.listening import listen
 from gateway.ports.seats import Seat, Share
 from gateway.ports.serving import IDLE_BYTES
 from gateway.rest.reply import send_bytes
 from gateway.settings import GatewaySettings, HttpParser
 from tests.gateway.cycles import nothing_stays
 from tests.gateway.flow_control import needs_flow_control
+from tests.gateway.http_serving import running, serving
 
 TLS = Path(__file__).parents[2] / "fixtures" / "tls"
 SECURE = GatewaySettings(
@@ -53,27 +53,6 @@ def parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> H
     """What reads the requests of the servers of a test."""
     monkeypatch.setattr(HttpServer, "__init__", partialmethod(HttpServer.__init__, parser=request.param))
     return request.param
-
-
-@contextlib.asynccontextmanager
-async def serving(
-    app: Any, settings: GatewaySettings | None = None, unread: UnreadAnswers | None = None
-) -> AsyncGenerator[int]:
-    """Where a server of that application listens."""
-    async with serving_all(Served(app, Share(100, 100)), settings=settings, unread=unread) as port:
-        yield port
-
-
-@contextlib.asynccontextmanager
-async def serving_all(
-    *served: Served, settings: GatewaySettings | None = None, unread: UnreadAnswers | None = None
-) -> AsyncGenerator[int]:
-    """Where a server of these listens."""
-    server = HttpServer(*served, settings=settings, unread=unread)
-    listening = listen("127.0.0.1", 0)
-    await server.start(listening)
-    yield listening.getsockname()[1]
-    await server.stop(1.0, see_off_s=0.0)
 
 
 @pytest.fixture
@@ -132,7 +111,7 @@ async def test_a_client_that_does_not_take_its_answer_has_left(
         given_up.set()
 
     settings = SECURE if tls else None
-    async with serving(app, settings, unread) as port, asyncio.timeout(SOON_S):
+    async with serving(app, settings=settings, unread=unread) as port, asyncio.timeout(SOON_S):
         reader, writer = await connected(port, tls=tls)
         cast("asyncio.Transport", writer.transport).pause_reading()
         writer.write(REQUEST.removesuffix(b"\r\n") + ending + b"\r\n")
@@ -155,7 +134,7 @@ async def test_a_client_that_has_taken_much_of_its_answer_may_pause(
     monkeypatch.setattr("gateway.ports.serving.CHECK_S", 0.02)
     monkeypatch.setattr("gateway.http.connection.PATIENCE_S", 0.2)
     monkeypatch.setattr("gateway.http.connection.SLOWEST_BYTES_S", 1)
-    async with serving(large, SECURE if tls else None) as port, asyncio.timeout(SOON_S):
+    async with serving(large, settings=SECURE if tls else None) as port, asyncio.timeout(SOON_S):
         reader, writer = await connected(port, tls=tls)
         writer.write(REQUEST.removesuffix(b"\r\n") + ending + b"\r\n")
         await reader.readuntil(b"\r\n\r\n")
@@ -196,7 +175,7 @@ async def until_alone(others: set[asyncio.Task[Any]]) -> None:
 async def test_who_asks_for_another_protocol_gets_this_one(tls: bool, upgrade: bytes) -> None:
     """As often as it likes, on one connection; and nothing is left when it goes."""
     settings = SECURE if tls else None
-    async with serving(hello, settings) as port, asyncio.timeout(SOON_S):
+    async with serving(hello, settings=settings) as port, asyncio.timeout(SOON_S):
         others = asyncio.all_tasks()
         reader, writer = await connected(port, tls=tls)
         for _ in range(2):
@@ -212,7 +191,7 @@ async def test_who_asks_for_another_protocol_gets_this_one(tls: bool, upgrade: b
 async def test_who_begins_with_http_2_is_refused(tls: bool, piece: int) -> None:
     """However the preface is cut into pieces."""
     settings = SECURE if tls else None
-    async with serving(hello, settings) as port, asyncio.timeout(SOON_S):
+    async with serving(hello, settings=settings) as port, asyncio.timeout(SOON_S):
         others = asyncio.all_tasks()
         reader, writer = await connected(port, tls=tls)
         for begin in range(0, len(PRIOR_KNOWLEDGE), piece):
@@ -344,10 +323,9 @@ async def refused(scope: Any, receive: Any, send: Any) -> None:
 async def test_beyond_the_bound_connections_are_served_otherwise_then_closed() -> None:
     """Until there is room again: somebody leaves, or has been idle for a moment."""
     share = Share(2, 2)
-    async with (
-        serving_all(Served(hello, share), Served(refused, Share(1, 1), once=True)) as port,
-        asyncio.timeout(SOON_S),
-    ):
+    by_share = Served(hello, share), Served(refused, Share(1, 1), once=True)
+    async with running(*by_share) as server, asyncio.timeout(SOON_S):
+        port = server.port
         others = asyncio.all_tasks()
         first, second, third, fourth = [await connected(port) for _ in range(4)]
 
@@ -403,7 +381,7 @@ async def test_a_connection_that_cannot_be_accepted_is_accepted_later(
 
 async def test_a_client_of_tls_that_does_not_shake_hands_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.http.server.HEAD_S", 0.1)
-    async with serving(hello, SECURE) as port, asyncio.timeout(SOON_S):
+    async with serving(hello, settings=SECURE) as port, asyncio.timeout(SOON_S):
         reader, writer = await connected(port)
         with contextlib.suppress(ConnectionError):
             assert b"" == await reader.read()
@@ -415,7 +393,7 @@ async def test_nothing_of_a_connection_stays_when_it_is_over(parser: HttpParser,
     """Hypercorn's own objects, which read requests with `--http-parser hypercorn`, refer to one another."""
     if parser == "hypercorn":
         return
-    async with serving(hello, SECURE if tls else None) as port, nothing_stays(LlhttpConnection, Seat):
+    async with serving(hello, settings=SECURE if tls else None) as port, nothing_stays(LlhttpConnection, Seat):
         for begin in (b"", REQUEST, b"\0"):
             reader, writer = await connected(port, tls=tls)
             writer.write(begin)
@@ -432,13 +410,10 @@ async def test_who_has_sent_ahead_loses_the_connection_when_memory_is_short() ->
         await answer_now.wait()
         await hello(scope, receive, send)
 
-    server = HttpServer(Served(slow, Share(100, 100)))
-    listening = listen("127.0.0.1", 0)
-    await server.start(listening)
-    (reader, writer), (other, others) = [await connected(server.port) for _ in range(2)]
-    writer.write(REQUEST * 5_000)
-    others.write(REQUEST * 2)
-    async with asyncio.timeout(SOON_S):
+    async with running(Served(slow, Share(100, 100))) as server, asyncio.timeout(SOON_S):
+        (reader, writer), (other, others) = [await connected(server.port) for _ in range(2)]
+        writer.write(REQUEST * 5_000)
+        others.write(REQUEST * 2)
         while not server.relieve(1):
             await asyncio.sleep(0.01)
         with contextlib.suppress(ConnectionError):
@@ -447,10 +422,9 @@ async def test_who_has_sent_ahead_loses_the_connection_when_memory_is_short() ->
         for _ in range(2):
             await other.readuntil(b"hello")
 
-    assert 0 == server.relieve(1 << 30)
-    writer.close()
-    others.close()
-    await server.stop(1.0, see_off_s=0.0)
+        assert 0 == server.relieve(1 << 30)
+        writer.close()
+        others.close()
 
 
 async def test_idle_connections_make_room_when_memory_is_short(
@@ -466,12 +440,10 @@ async def test_idle_connections_make_room_when_memory_is_short(
         await answer_now.wait()
         await hello(scope, receive, send)
 
-    server = HttpServer(Served(slow, Share(100, 100)))
-    await server.start(listen("127.0.0.1", 0))
-    connections = [await connected(server.port) for _ in range(4)]
-    asked, asker = connections.pop()
-    asker.write(REQUEST)
-    async with asyncio.timeout(SOON_S):
+    async with running(Served(slow, Share(100, 100))) as server, asyncio.timeout(SOON_S):
+        connections = [await connected(server.port) for _ in range(4)]
+        asked, asker = connections.pop()
+        asker.write(REQUEST)
         await works.wait()
         given = 0
         while given < 3 * IDLE_BYTES:
@@ -482,22 +454,19 @@ async def test_idle_connections_make_room_when_memory_is_short(
         answer_now.set()
         await asked.readuntil(b"hello")
 
-    assert ["memory is short, idle connections are closed"] == caplog.messages
-    for _, writer in (*connections, (asked, asker)):
-        writer.close()
-    await server.stop(1.0, see_off_s=0.0)
+        assert ["memory is short, idle connections are closed"] == caplog.messages
+        for _, writer in (*connections, (asked, asker)):
+            writer.close()
 
 
 async def test_a_stop_waits_while_a_client_takes_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also while it empties the system's buffers, which hold megabytes."""
     monkeypatch.setattr("gateway.ports.serving.CHECK_S", 1e9)
     part, loop = 1 << 18, asyncio.get_running_loop()
-    server = HttpServer(Served(large, Share(100, 100)))
-    await server.start(listen("127.0.0.1", 0))
-    client = socket.socket()
-    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, part // 8)
-    client.connect(("127.0.0.1", server.port))
-    async with asyncio.timeout(SOON_S):
+    async with running(Served(large, Share(100, 100))) as server, asyncio.timeout(SOON_S):
+        client = socket.socket()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, part // 8)
+        client.connect(("127.0.0.1", server.port))
         reader, writer = await asyncio.open_connection(sock=client, limit=part // 8)
         writer.write(REQUEST)
         await reader.readuntil(b"\r\n\r\n")
@@ -519,15 +488,13 @@ async def test_a_stop_does_not_wait_for_idle_clients_to_close_their_side_of_tls(
     for module in ("connection", "server"):
         monkeypatch.setattr(f"gateway.http.{module}.PATIENCE_S", 1e6)
     trusting = ssl.create_default_context(cafile=str(TLS / "ca.pem"))
-    server = HttpServer(Served(hello, Share(100, 100)), settings=SECURE)
-    await server.start(listen("127.0.0.1", 0))
 
-    def idle_client() -> ssl.SSLSocket:
-        client = trusting.wrap_socket(socket.create_connection(("127.0.0.1", server.port)), server_hostname="localhost")
+    def idle_client(port: int) -> ssl.SSLSocket:
+        client = trusting.wrap_socket(socket.create_connection(("127.0.0.1", port)), server_hostname="localhost")
         client.sendall(REQUEST)
         assert client.recv(15) == b"HTTP/1.1 200 OK"
         return client
 
-    async with asyncio.timeout(SOON_S):
-        with await asyncio.to_thread(idle_client):
+    async with running(Served(hello, Share(100, 100)), settings=SECURE) as server, asyncio.timeout(SOON_S):
+        with await asyncio.to_thread(idle_client, server.port):
             await server.stop(1e6, see_off_s=0.0)

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
 from http import HTTPStatus
 from typing import Any, get_args
 
 import pytest
 
 from gateway.http.llhttp_request import HEADERS_MAX
-from gateway.http.server import HttpServer, Served
-from gateway.ports.listening import listen
-from gateway.ports.seats import Share
 from gateway.ports.turns import LoopTurns
 from gateway.rest.reply import send_bytes
 from gateway.settings import HttpParser
+from tests.gateway.http_serving import serving
 
 SOON_S = 60.0
 POST = b"POST /echo?a=b HTTP/1.1\r\nhost: x\r\n"
@@ -69,19 +66,9 @@ def parser(request: pytest.FixtureRequest) -> HttpParser:
     return request.param
 
 
-@asynccontextmanager
-async def serving(app: Any, parser: HttpParser) -> AsyncGenerator[int]:
-    """Where a server of that application listens."""
-    server = HttpServer(Served(app, Share(100, 100)), parser=parser)
-    listening = listen("127.0.0.1", 0)
-    await server.start(listening)
-    yield listening.getsockname()[1]
-    await server.stop(1.0, see_off_s=0.0)
-
-
 @pytest.fixture
 async def port(parser: HttpParser) -> AsyncIterator[int]:
-    async with serving(app, parser) as port:
+    async with serving(app, parser=parser) as port:
         yield port
 
 
@@ -289,7 +276,7 @@ async def test_what_comes_behind_the_last_request_is_dropped(parser: HttpParser,
         await app(scope, receive, send)
 
     last = POST.replace(b"1.1", version) + b"connection: close\r\ncontent-length: 3\r\n\r\nabc"
-    async with serving(slow, parser) as port, asyncio.timeout(SOON_S):
+    async with serving(slow, parser=parser) as port, asyncio.timeout(SOON_S):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(last + behind)
         await came.wait()
@@ -312,7 +299,7 @@ async def test_a_client_that_sends_ahead_is_not_read(parser: HttpParser) -> None
         await answer_now.wait()
         await app(scope, receive, send)
 
-    async with serving(slow, parser) as port, asyncio.timeout(SOON_S):
+    async with serving(slow, parser=parser) as port, asyncio.timeout(SOON_S):
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(GET * 500_000)
         with pytest.raises(TimeoutError):
@@ -329,7 +316,7 @@ async def test_a_client_that_sends_ahead_keeps_nobody_waiting(parser: HttpParser
         served.append(scope["path"])
         await app(scope, receive, send)
 
-    async with serving(noting, parser) as port, asyncio.timeout(SOON_S):
+    async with serving(noting, parser=parser) as port, asyncio.timeout(SOON_S):
         connections = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
         connections[0][1].write(GET * 2000)
         connections[1][1].write(GET.replace(b"%41", b"other"))
@@ -355,7 +342,7 @@ async def turns_of(requests: int, sent: bytes = GET, rest: bytes = b"") -> int:
         begun.append(scope["path"])
         await app(scope, receive, counted)
 
-    async with serving(counting, "llhttp") as port, asyncio.timeout(SOON_S):
+    async with serving(counting) as port, asyncio.timeout(SOON_S):
         connections = [await asyncio.open_connection("127.0.0.1", port) for _ in range(20)]
         for _, writer in connections:
             writer.write(sent * requests)
@@ -414,7 +401,7 @@ async def test_a_body_in_chunks_keeps_nobody_waiting(chunk: bytes, count: int, m
         await app(scope, receive, send)
         read.append(scope["path"])
 
-    async with serving(noting, "llhttp") as port, asyncio.timeout(SOON_S):
+    async with serving(noting) as port, asyncio.timeout(SOON_S):
         connections = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
         connections[0][1].write(CHUNKED + chunk * count + b"0\r\n\r\n")
         connections[1][1].write(GET)
