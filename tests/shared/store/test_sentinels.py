@@ -315,7 +315,8 @@ async def test_the_new_primary_is_found_and_nothing_is_sent_to_it_before_it_is_a
     assert "NOREPLICAS" in await refusal(redis.set("a", "2"))
 
     # The old one comes back, takes itself for the primary, and is not believed: not once most Sentinels know better.
-    fresh = await asyncio.to_thread(replicated.replaced, first)
+    await asyncio.to_thread(replicated.replaced, first)
+    fresh = await asyncio.to_thread(replicated.primary)
     first.start()
     await asyncio.to_thread(until, first.answers, "the old primary answers", PATIENCE_S)
     assert "master" == first.info("role")
