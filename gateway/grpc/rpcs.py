@@ -17,9 +17,8 @@ from gateway.grpc.errors import status_of
 from gateway.grpc.intake import Intake
 from gateway.grpc.restricted import refuse_restricted
 from gateway.grpc.wire.rpc import Rpc
-from gateway.requests.status import unexpected
-from shared.contract.errors import Code, MeshError, RequestError
-from shared.process import logs
+from gateway.requests.status import told_of
+from shared.contract.errors import Code, RequestError
 
 Method = Callable[[Rpc], Awaitable[None]]
 COUNTED_BYTES = 4 << 10
@@ -61,12 +60,9 @@ class Rpcs:
                 raise RequestError("Method not found!", Code.UNSUPPORTED)
             await method(rpc)
             rpc.end()
-        except MeshError as error:
-            # Released, and not kept by this frame: its own frames would keep the request.
-            rpc.end(*status_of(error.released()))
         except Exception as error:  # noqa: BLE001  of this call alone
-            logs.error("grpc call failed unexpectedly", error, path=rpc.opening.path)
-            rpc.end(*status_of(unexpected(error)))
+            # Released, and not kept by this frame: its own frames would keep the request.
+            rpc.end(*status_of(told_of(error, "grpc call failed unexpectedly", path=rpc.opening.path)))
 
     def _with_message(self, work: Callable[[Any, Rpc], Awaitable[Any]], kind: Any) -> Callable[[Rpc], Awaitable[Any]]:
         """Reads the call's message, then calls `work`. kind: the message's class"""

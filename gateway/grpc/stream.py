@@ -39,10 +39,9 @@ from gateway.grpc.metadata import CallMetadata
 from gateway.grpc.pb import AnyMessage, InferRequest
 from gateway.grpc.wire.rpc import wake
 from gateway.requests.infer_call import InferCall, input_bytes
-from gateway.requests.status import unexpected
+from gateway.requests.status import told_of
 from gateway.requests.waiting import Answer, OnOpen, OpenRequest
 from shared.contract.errors import MeshError, UnavailableError
-from shared.process import logs
 
 OUTSTANDING_BYTES_MAX = 256 << 20
 """Tensors of one stream's unanswered requests and unwritten answers. A single request may be larger: the bound is
@@ -362,7 +361,7 @@ class InferStream:
                     return await self._in_thread(stream_message, content, request.forms)
                 return stream_message(content, request.forms)
             except Exception as failure:  # noqa: BLE001  of this request alone: those behind it are other sequences' steps
-                error = told_of(failure, request.model)
+                error = told_of(failure, "request failed unexpectedly", model=request.model)
         if error.accepted and self._metadata.status_on_error:
             raise error
         return encode_stream_error(error, request.request_id, request.model, is_last=is_last).SerializeToString()
@@ -384,15 +383,7 @@ class InferStream:
 def outcome_of(answer: asyncio.Future[Answer], model: str) -> Answer | MeshError:
     """The answer that a future has, or the error in its place."""
     error = answer.exception()
-    return answer.result() if error is None else told_of(error, model)
-
-
-def told_of(error: BaseException, model: str) -> MeshError:
-    """What the client of a request hears of an error."""
-    if isinstance(error, MeshError):
-        return error.released()
-    logs.error("request failed unexpectedly", error, model=model)
-    return unexpected(error)
+    return answer.result() if error is None else told_of(error, "request failed unexpectedly", model=model)
 
 
 def stream_message(answer: Answer, forms: OutputForms) -> bytes:

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable
 from redis.exceptions import RedisError
 
 from gateway.requests.replies import never_sent
-from gateway.requests.status import unexpected
+from gateway.requests.status import told_of
 from shared.contract.errors import MeshError, Reason, SequenceError
 from shared.contract.tenants import EVERY_OTHER, TenantLimits, Tenants
 from shared.process import logs
@@ -111,9 +111,9 @@ class Allowances:
             while allowance.waiting:
                 await self._round(tenant, allowance)
         except Exception as error:  # noqa: BLE001  of those that wait alone: nobody would ask for them again
-            logs.error("allowance failed unexpectedly", error, tenant=tenant)
+            told = told_of(error, "allowance failed unexpectedly", tenant=tenant)
             while allowance.waiting:
-                self._decide(allowance, unexpected(error))
+                self._decide(allowance, told)
         finally:
             allowance.drawing = None
 

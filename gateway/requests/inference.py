@@ -33,11 +33,10 @@ from gateway.requests.refusals import decoupled_refusal
 from gateway.requests.replies import Replies, never_sent, unknown_outcome
 from gateway.requests.response_cache import with_cache_key
 from gateway.requests.sessions import new_session
-from gateway.requests.status import unexpected
+from gateway.requests.status import told_of
 from gateway.requests.waiting import Answer, OnOpen, OpenRequest, PendingRequest, end_span
 from shared.contract.errors import MeshError, Reason, RequestError, SequenceError, UnavailableError
 from shared.contract.messages import START, ModelRecord
-from shared.process import logs
 from shared.store.keyspace import Keyspace
 from shared.store.script_values import Orphan
 from shared.traces.tracing import NO_STEP, StepSpan, Tracing
@@ -419,10 +418,8 @@ def _conclude(waiting: asyncio.Future[None]) -> None:
 
 
 def _fail(call: InferCall, future: asyncio.Future[Answer], error: Exception) -> None:
-    if not isinstance(error, MeshError):
-        logs.error("request failed unexpectedly", error, model=call.model)
-        error = unexpected(error)
+    # Without its traceback, whose frames hold the future, which holds the error: in this cycle the tensors would wait
+    # for the collector.
+    told = told_of(error, "request failed unexpectedly", model=call.model)
     if not future.done():
-        # The error's traceback holds frames, they hold the future, and the future holds the error: `released` drops
-        # the traceback, so that this cycle does not keep the tensors until the next garbage collection.
-        future.set_exception(error.released())
+        future.set_exception(told)

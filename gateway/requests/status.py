@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shared.contract.errors import Code, MeshError
+from shared.process import logs
 
 HTTP_STATUS: dict[Code, int] = {
     Code.UNKNOWN: 400,
@@ -42,6 +43,15 @@ def grpc_details(error: MeshError) -> tuple[tuple[str, str], ...]:
     """Trailing metadata of a sequence's error: `seqmesh-reason`, `seqmesh-last-step`, `seqmesh-retry`; and of one that
     has asked about its wait, for instance `seqmesh-place`."""
     return tuple((f"seqmesh-{name.replace('_', '-')}", str(value)) for name, value in error.facts.items())
+
+
+def told_of(error: BaseException, event: str, **about: object) -> MeshError:
+    """What a client hears of an error. One that is no MeshError is a defect of the gateway's own: it is logged, as this
+    event."""
+    if isinstance(error, MeshError):
+        return error.released()
+    logs.error(event, error, **about)
+    return unexpected(error)
 
 
 def unexpected(error: BaseException) -> MeshError:

@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.requests.answers import answers_of
 from gateway.requests.infer_call import InferCall
 from gateway.requests.inference import Inference
-from gateway.requests.status import http_error, unexpected
+from gateway.requests.status import http_error, told_of
 from gateway.requests.waiting import Answer
 from gateway.rest.body import read_headers
 from gateway.rest.client_watch import ClientWatch
@@ -42,7 +42,6 @@ from gateway.rest.receiver import Receiver
 from gateway.rest.reply import JSON, Header, send_bytes, session_headers
 from gateway.rest.response import encode_generated
 from shared.contract.errors import MeshError, ModelError, RequestError
-from shared.process import logs
 
 NOT_ONE = (
     "generate expects model to produce exactly 1 response, use generate stream for model that generates various number "
@@ -179,11 +178,8 @@ async def _while_present(
     async def following() -> Answer | MeshError | None:
         try:
             return await anext(answers, None)
-        except MeshError as error:
-            return error.released()
         except Exception as error:  # noqa: BLE001  a response that has begun can only end with an event
-            logs.error("request failed unexpectedly", error, path=scope["path"])
-            return unexpected(error)
+            return told_of(error, "request failed unexpectedly", path=scope["path"])
 
     while (answer := await client.while_present(asyncio.ensure_future(following()))) is not None:
         yield answer

@@ -43,7 +43,7 @@ from gateway.requests.ensembles.progress import (
 from gateway.requests.infer_call import EnsemblePart, InferCall
 from gateway.requests.orphans import ConnectionSequences
 from gateway.requests.replies import Replies, unknown_outcome
-from gateway.requests.status import unexpected
+from gateway.requests.status import told_of
 from gateway.requests.waiting import Accepted, Answer, OpenRequest, PendingRequest
 from shared.contract.errors import Code, MeshError, Reason, SequenceError, UnavailableError
 from shared.contract.ids import CorrelationId, SequenceId, sequence_id
@@ -51,7 +51,6 @@ from shared.contract.messages import END, START, ModelRecord
 from shared.contract.record import ENDED, FAILED
 from shared.contract.step_digest import step_digest
 from shared.contract.tensors import Tensor
-from shared.process import logs
 from shared.store.script_values import Ending
 
 STAND_POLL_S = 0.01
@@ -245,11 +244,9 @@ class StageRun:
                 planned.record,
                 planned.version,
             )
-        except MeshError as error:
-            future.set_exception(error.released())
         except Exception as error:  # noqa: BLE001  of this step alone: the request leaves its line, for those behind it
-            logs.error("step of an ensemble failed unexpectedly", error, model=planned.config.name)
-            future.set_exception(unexpected(error))
+            told = told_of(error, "step of an ensemble failed unexpectedly", model=planned.config.name)
+            future.set_exception(told)
         # Behind the callbacks of the request itself: its span ends within that of the whole request.
         future.add_done_callback(lambda _: self._of.hold(-size))
         future.add_done_callback(partial(self._done, step.index))
