@@ -149,6 +149,19 @@ async def test_made_up_names_take_no_memory_and_are_counted_together(monkeypatch
     assert ("acme", EVERY_OTHER) == (gate.counted_as("acme"), gate.counted_as("made-up-7"))
 
 
+async def test_who_was_quiet_for_longest_is_forgotten_and_who_sends_is_not() -> None:
+    server, entered = Server(10**9), Entered()
+    gate = Allowances(lambda: Tenants({EVERY_OTHER: TenantLimits(steps_per_s=5)}), server.draw)
+    gate.enter("busy", noting(entered, 0))
+    busy = gate._known["busy"]
+    for number in range(1, 2 * TENANTS_MAX):
+        gate.enter("busy" if not number % 100 else f"made-up-{number}", noting(entered, number))
+        await settle()
+
+    assert busy is gate._known["busy"]
+    assert "made-up-1" not in gate._known
+
+
 async def test_more_tenants_than_are_remembered_may_wait_at_once() -> None:
     server, entered = Server(10**9), Entered()
     gate = Allowances(lambda: Tenants({EVERY_OTHER: TenantLimits(steps_per_s=5)}), server.draw)

@@ -116,6 +116,7 @@ async def test_so_many_answers_as_configured_are_on_their_way_and_leave_in_order
     assert [11, 12, 13, 14] == player.answers
     assert [False, False, False, True] == [one.is_last for one in player.given]
     assert 0 == player.held
+    assert {} == player.run._runs, "a run that is over is forgotten: there may be any number of them"
 
 
 async def test_answers_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
