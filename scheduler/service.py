@@ -74,8 +74,8 @@ async def serve(settings: SchedulerSettings, tasks: Tasks, stop: Stop) -> None:
     """Runs a scheduler until it is told to stop; then its leases are given back."""
     name = settings.name_of("scheduler")
     # Waits for Redis and checks that it fits this mesh; the connections in use are made below.
-    async with joined(settings.redis_url, settings.key_prefix, settings.shards, name=name) as (client, keys):
-        await forget_libraries(client, keys)
+    async with joined(settings.redis_url, settings.key_prefix, settings.shards, name=name) as (_, keys):
+        pass
     run = ServerRun()
     timeout_ms = settings.redis_timeout_ms
     redis = connect(settings.redis_url, retries=0, name=name, timeout_ms=timeout_ms, run=run, keys=keys)
@@ -88,6 +88,8 @@ async def serve(settings: SchedulerSettings, tasks: Tasks, stop: Stop) -> None:
     try:
         stop.started()
         scheduler.start()
+        # Beside the rest: nobody need wait for it, and a node of a Cluster may be silent.
+        tasks.start(forget_libraries(redis, keys), name="libraries")
         tasks.start(process.run(), name="settings")
         tasks.start(tell(redis, keys), name="unreadable values")
         tasks.start(Metering(scripts, keys, lambda: [(OF_MESH, trips.meter)]).run(), name="measurements")

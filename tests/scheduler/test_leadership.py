@@ -813,6 +813,23 @@ async def test_a_scheduler_whose_user_may_not_remove_scripts_starts_all_the_same
     assert stop.has_started
 
 
+async def test_a_scheduler_leads_though_scripts_cannot_be_removed_for_long(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a node of a Cluster says nothing."""
+
+    async def wait(_: Scripts) -> int:
+        return await asyncio.Event().wait()
+
+    stop = Stop()
+    monkeypatch.setattr(Scripts, "forget_others", wait)
+    async with asyncio.TaskGroup() as group:
+        serving = group.create_task(service.serve(stage.settings(), Tasks(group), stop))
+        await until_leads(stage, "s1")
+        stop.request("the end of the test")
+        await serving
+
+
 async def test_its_tasks_end_before_the_connections_that_they_use(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
