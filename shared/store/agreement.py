@@ -43,7 +43,7 @@ async def joined(url: str, prefix: str, shards: int, *, name: str) -> AsyncGener
     """
     with needed_at_start(url):
         async with connect(url, name=name) as redis:
-            tell = partial(logs.warning, "waiting for redis", cause="it does not answer yet")
+            tell = partial(logs.warning, "waiting for redis", cause="the mesh is not joined yet")
             silence = asyncio.get_running_loop().call_later(SILENCE_TOLD_AFTER_S, tell)
             try:
                 keys = await when_it_serves(partial(join_mesh, redis, prefix, shards))
