@@ -37,14 +37,6 @@ SHARD = ShardId(0)
 pytestmark = pytest.mark.leaves_sequences
 
 
-@pytest.fixture
-async def mesh(redis: Redis, key_prefix: str) -> ScriptedMesh:
-    """One shard, so that any two sequences can be in one call."""
-    mesh = ScriptedMesh(redis, Keyspace(key_prefix, 1), "sum")
-    await mesh.open()
-    return mesh
-
-
 async def delivered(mesh: ScriptedMesh, *sequences: int) -> list[InboxStep]:
     """The first steps of sequences that alice owns."""
     for number in sequences:

@@ -32,13 +32,6 @@ ALICE = ExecutorId("alice-1")
 ONE = {"INPUT": np.ones((1, 1), np.int32)}
 
 
-@pytest.fixture
-async def mesh(redis: Any, key_prefix: str) -> ScriptedMesh:
-    mesh = ScriptedMesh(redis, Keyspace(key_prefix, 1), "sum")
-    await mesh.open()
-    return mesh
-
-
 def of_another_release(monkeypatch: pytest.MonkeyPatch, mesh: ScriptedMesh) -> Scripts:
     """The scripts as another release would have them."""
 

@@ -45,13 +45,6 @@ START, END = StepFlag.START, StepFlag.END
 pytestmark = pytest.mark.leaves_sequences
 
 
-@pytest.fixture
-async def mesh(redis: Redis, key_prefix: str) -> ScriptedMesh:
-    mesh = ScriptedMesh(redis, Keyspace(key_prefix, 1), "sum")
-    await mesh.open()
-    return mesh
-
-
 async def ended(mesh: ScriptedMesh, number: int, outcome: StepOutcome = StepOutcome.DONE) -> CommitCode:
     """Commits the newest step of a sequence that alice owns."""
     (*_, step) = await mesh.steps(ALICE, number)

@@ -11,8 +11,6 @@ import pytest
 from shared.contract.ids import ExecutorId, InstanceIndex, SlotIndex
 from shared.contract.messages import InboxOwned, InboxStep, InboxVacated, ReplyMessage, StepFlag, encode
 from shared.contract.record import CANCELLED
-from shared.store.commands import Redis
-from shared.store.keyspace import Keyspace
 from shared.store.script_values import (
     Assignment,
     CancelCode,
@@ -33,10 +31,8 @@ pytestmark = pytest.mark.leaves_sequences
 
 
 @pytest.fixture
-async def mesh(redis: Redis, key_prefix: str) -> ScriptedMesh:
-    mesh = ScriptedMesh(redis, Keyspace(key_prefix, 3), "sum")
-    await mesh.open()
-    return mesh
+def shards() -> int:
+    return 3
 
 
 async def commit(mesh: ScriptedMesh, step: InboxStep, executor: ExecutorId, *, checkpoint: bool = True) -> CommitCode:

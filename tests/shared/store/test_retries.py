@@ -21,8 +21,6 @@ from shared.contract.ids import ExecutorId, Term
 from shared.contract.limits import JOINED_MAX
 from shared.contract.messages import InboxStep, ReplyMessage, StepFlag, decode_infer, decode_reply, encode
 from shared.contract.tensors import to_numpy
-from shared.store.commands import Redis
-from shared.store.keyspace import Keyspace
 from shared.store.script_values import CommitCode, KeptReplies, StepOutcome, Submission, SubmitCode
 from tests.scripted_mesh import GATEWAY, ScriptedMesh, commit_of
 
@@ -36,10 +34,8 @@ pytestmark = pytest.mark.leaves_sequences
 
 
 @pytest.fixture
-async def mesh(redis: Redis, key_prefix: str) -> ScriptedMesh:
-    mesh = ScriptedMesh(redis, Keyspace(key_prefix, 2), "sum")
-    await mesh.open()
-    return mesh
+def shards() -> int:
+    return 2
 
 
 async def steps_of(mesh: ScriptedMesh, executor: ExecutorId, correlation_id: int = 7) -> list[InboxStep]:

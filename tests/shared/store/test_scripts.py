@@ -41,7 +41,6 @@ from shared.contract.record import CANCELLED
 from shared.contract.state_fields import GrownState, Parts, checkpointed_states
 from shared.contract.tensors import from_numpy
 from shared.statistics.tally import ModelLoad
-from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.libraries import PRELUDES
 from shared.store.redis_client import connect, redis_now_ms
@@ -73,10 +72,8 @@ GRACE_MS = 30_000
 
 
 @pytest.fixture
-async def mesh(redis: Redis, key_prefix: str) -> ScriptedMesh:
-    mesh = ScriptedMesh(redis, Keyspace(key_prefix, 3), "sum")
-    await mesh.open()
-    return mesh
+def shards() -> int:
+    return 3
 
 
 pytestmark = pytest.mark.leaves_sequences

@@ -17,8 +17,6 @@ from shared.contract.messages import ExecutorRegistration, ReplyMessage, ServedM
 from shared.contract.record import CANCELLED
 from shared.contract.tenants import EVERY_OTHER, NO_LIMITS, TenantLimits, Tenants
 from shared.store import reading
-from shared.store.commands import Redis
-from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
 from shared.store.script_values import Ending, SubmitCode, Submitted
 from shared.store.sequence_status import Wanted
@@ -30,13 +28,6 @@ ALICE = ExecutorId("alice-1")
 ONE = {"INPUT": np.ones((1, 1), np.int32)}
 SHARD = ShardId(0)
 pytestmark = pytest.mark.leaves_sequences
-
-
-@pytest.fixture
-async def mesh(redis: Redis, key_prefix: str) -> ScriptedMesh:
-    mesh = ScriptedMesh(redis, Keyspace(key_prefix), "sum")
-    await mesh.open()
-    return mesh
 
 
 async def begin(mesh: ScriptedMesh, name: int | str, tenant: str = "acme", at_most: int = 0) -> Submitted:

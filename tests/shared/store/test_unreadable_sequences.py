@@ -11,8 +11,6 @@ from shared.contract.errors import Code, Reason
 from shared.contract.ids import Epoch, ExecutorId, GatewayId, StepNumber, entry_key
 from shared.contract.messages import InboxExpired, InboxStep, ReplyMessage, StepFlag, decode_reply, encode
 from shared.statistics.tally import ModelLoad, packed
-from shared.store.commands import Redis
-from shared.store.keyspace import Keyspace
 from shared.store.reading import read_counts
 from shared.store.script_values import CommitCode, StepCommit, StepOutcome, Submission, SubmitCode, Submitted
 from shared.store.waiting_line import read_lines
@@ -26,14 +24,6 @@ ANSWER = encode(ReplyMessage("1"))
 GARBAGE = b"\xff\x00 nonsense"
 FIELDS = ["st", "ow", "ep", "in", "sl", "nx", "cm", "sn"]
 """Fields of a live sequence's record without which nothing can be done for it."""
-
-
-@pytest.fixture
-async def mesh(redis: Redis, key_prefix: str) -> ScriptedMesh:
-    """A mesh of one shard, so that calls carry steps of both sequences."""
-    mesh = ScriptedMesh(redis, Keyspace(key_prefix, 1), "sum")
-    await mesh.open()
-    return mesh
 
 
 async def spoil(mesh: ScriptedMesh, correlation_id: int, kind: str) -> None:

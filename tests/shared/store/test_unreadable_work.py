@@ -10,8 +10,7 @@ from shared.contract.ids import ExecutorId, GatewayId
 from shared.contract.messages import ReplyMessage, decode_reply, encode
 from shared.contract.response_cache import entry_name
 from shared.statistics.tally import ModelLoad
-from shared.store.commands import Redis
-from shared.store.keyspace import TYPES, Keyspace, kind_of
+from shared.store.keyspace import TYPES, kind_of
 from shared.store.work_scripts import Lookup, Stored, Take, Taken, WorkDone, WorkItem, WorkScripts
 from tests.scripted_mesh import GATEWAY, ScriptedMesh
 
@@ -21,13 +20,6 @@ DONE = encode(ReplyMessage("1"))
 LATE = encode(ReplyMessage("1", error_code="UNAVAILABLE"))
 GARBAGE = b"\xff\x00 garbage"
 SPOILT = [*(kind for kind in TYPES if kind.startswith(("work:", "cache:"))), "tally"]
-
-
-@pytest.fixture
-async def mesh(redis: Redis, key_prefix: str) -> ScriptedMesh:
-    mesh = ScriptedMesh(redis, Keyspace(key_prefix, 1), "sum")
-    await mesh.open()
-    return mesh
 
 
 async def enqueue(mesh: ScriptedMesh, tokens: str, *, ordered: bool = False) -> None:
