@@ -328,8 +328,8 @@ class ModelRepository:
         before = self.loaded.get(name)
         if before is not None and any(_continues(before, served) for served in versions):
             generation = before.record.generation
-            # All versions must count under one generation, because gateways read them so.
-            versions = [_counted_under(served, generation) for served in versions]
+        # All versions must count under one generation, because gateways read them so.
+        versions = [_counted_under(served, generation) for served in versions]
         record = ModelRecord(
             of_versions(loaded.config, [served.config for served in versions]),
             loaded.json,

@@ -7,6 +7,7 @@ import gc
 import json
 import os
 import shutil
+import textwrap
 import threading
 from collections.abc import AsyncIterator, Collection
 from pathlib import Path
@@ -671,15 +672,22 @@ def test_a_load_that_costs_the_process_its_gpu_is_no_refused_model(
         broken.load("running_sum")
 
 
+@pytest.mark.parametrize("instances", [1, 2])
 async def test_a_version_that_was_unloaded_while_another_was_made_is_made_anew(
-    repository: ModelRepository, folder: Path
+    repository: ModelRepository, folder: Path, instances: int
 ) -> None:
-    """Else its model would be finalized, and served."""
+    """Else its model would be finalized, and served. With other instances it has been made before the unload, and goes
+    on counting, but not beside one that begins.
+    """
     (first,) = repository.load("running_sum").versions
     add_version(folder, 3)
+    change_config(folder, "count: 1", f"count: {instances}")
     change_config(folder, "max_batch_size: 32", "max_batch_size: 32\nversion_policy { all { } }")
     gate, waits = folder / "gate", folder / "gate.waits"
-    (folder / "running_sum" / "3" / "model.py").write_text(CODE + waiting_for(gate, waits))
+    initialize = f"def initialize(self, args):{textwrap.indent(waiting_for(gate, waits), '    ')}"
+    (folder / "running_sum" / "3" / "model.py").write_text(
+        f"{CODE}\n{initialize}\nTritonPythonModel.initialize = initialize"
+    )
     loading = asyncio.create_task(asyncio.to_thread(repository.load, "running_sum", generation="2"))
     async with asyncio.timeout(60):
         while not waits.exists():
@@ -687,7 +695,8 @@ async def test_a_version_that_was_unloaded_while_another_was_made_is_made_anew(
         repository.unload("running_sum")
         await repository.close_retired()
         gate.touch()
-        served = (await loading).versions
+        model = await loading
 
-    assert ["1", "3"] == [one.version for one in served]
-    assert first not in served
+    assert ["1", "3"] == [served.version for served in model.versions]
+    assert first not in model.versions
+    assert {"2"} == {model.record.generation, *(served.statistics.load.generation for served in model.versions)}
