@@ -77,7 +77,9 @@ async def replay(
     journal, address = await _found(settings, model, correlation_id, file, given, version=version, string=string)
     wanted = chosen(journal, steps)
     metadata = [header_given(text) for text in headers]
-    target = Target(address, to_model or journal.model, to_version, metadata, timeout_s=timeout, **tls)
+    target = Target(
+        address, to_model or journal.model, to_version, metadata, timeout_s=timeout, is_direct=not given, **tls
+    )
     answering, answers = await replayed(target, wanted)
     before = [ReplayAnswer(one.reply.outputs, one.reply.error_code and one.reply.error) for one in wanted]
     comparison = compared(before, answers, Tolerance(atol, rtol))

@@ -51,6 +51,7 @@ class Target:
     metadata  of every request: names and values
     root_cert, client_key, client_cert  files for TLS; None: those of the machine, or none
     timeout_s  of each step
+    is_direct  a gateway of a mesh that is at hand, which is reached past the proxies of the environment
     """
 
     address: str
@@ -61,14 +62,16 @@ class Target:
     client_key: Path | None = None
     client_cert: Path | None = None
     timeout_s: float = 60.0
+    is_direct: bool = False
 
     def channel(self) -> Any:
         scheme, _, host = self.address.partition("://")
+        options = (*OPTIONS, ("grpc.enable_http_proxy", int(not self.is_direct)))
         if scheme != TLS:
-            return grpc.aio.insecure_channel(host, options=OPTIONS)
+            return grpc.aio.insecure_channel(host, options=options)
         files = (self.root_cert, self.client_key, self.client_cert)
         credentials = grpc.ssl_channel_credentials(*(file.read_bytes() if file else None for file in files))
-        return grpc.aio.secure_channel(host, credentials, options=OPTIONS)
+        return grpc.aio.secure_channel(host, credentials, options=options)
 
 
 async def replayed(target: Target, steps: Sequence[JournaledStep]) -> tuple[str, list[ReplayAnswer]]:

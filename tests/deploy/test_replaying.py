@@ -10,6 +10,7 @@ import pytest
 from tritonclient.grpc import service_pb2 as _service_pb2
 from tritonclient.grpc import service_pb2_grpc as _service_pb2_grpc
 
+from deploy.local.embedded import free_port
 from deploy.operate.comparison import ReplayAnswer
 from deploy.operate.replaying import Target, replayed
 from shared.contract.ids import CorrelationId
@@ -73,6 +74,19 @@ async def test_each_request_is_sent_as_it_was_and_the_last_one_once_more_with_en
         assert [X.raw] == list(request.raw_input_contents)
         assert ["Y"] == [output.name for output in request.outputs]
     assert 1 == len({request.parameters["sequence_id"].string_param for request in recorder.asked})
+
+
+async def test_a_gateway_of_the_mesh_is_reached_past_the_proxies_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{free_port()}")
+    monkeypatch.delenv("no_proxy", raising=False)
+    with served(recorder := Recorder({})) as address:
+        _, answers = await replayed(Target(f"grpc://{address}", "m", "", is_direct=True), [step(7, has_end=True)])
+        with pytest.raises(click.ClickException, match="step 1 is not taken"):
+            await replayed(Target(f"grpc://{address}", "m", ""), [step(7, has_end=True)])
+
+    assert ([ReplayAnswer((Y,))], 1) == (answers, len(recorder.asked))
 
 
 async def test_a_sequence_whose_end_was_answered_is_not_ended_again() -> None:
