@@ -28,7 +28,7 @@ from tritonclient.grpc import model_config_pb2
 
 from benchmarks.clients import Addresses
 from deploy.local.embedded import free_port, log_tail
-from deploy.local.private_mesh import stop
+from deploy.local.private_mesh import past_proxies, stop
 from deploy.local.tether import tethered
 
 HOST = "127.0.0.1"
@@ -145,9 +145,9 @@ class Triton:
             time.sleep(POLL_INTERVAL_S)
 
     def _is_ready(self) -> bool:
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        url = f"http://{HOST}:{self.address.http_port}/v2/health/ready"
         try:
-            with opener.open(f"{self.address.http}/v2/health/ready", timeout=5.0) as answer:
+            with urllib.request.urlopen(url, timeout=5.0) as answer:
                 return bool(answer.status == 200)
         except OSError:
             return False
@@ -164,7 +164,7 @@ def running_triton(models: Path, names: list[str], python: str, wheel_directory:
     """A Triton that serves the models of these names, as long as the block."""
     interpreter = interpreter_of(python or sys.executable)
     wheel = wheel_at(wheel_directory or interpreter.packages, interpreter.version)
-    with tempfile.TemporaryDirectory(prefix="seqmesh-triton-") as directory:
+    with past_proxies(HOST), tempfile.TemporaryDirectory(prefix="seqmesh-triton-") as directory:
         triton = Triton(wheel, interpreter, models, names, Path(directory))
         try:
             triton.keep_running()
