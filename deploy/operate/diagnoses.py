@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 
@@ -358,7 +359,7 @@ def _remedy_of_none(usable: Sequence[Member]) -> str:
     entries = [entry for member in usable for entry in member.registration.repository]
     idle = sorted({entry.model for entry in entries if not _has_failed(entry) and entry.state != "LOADING"})
     if idle:
-        return f"ask a gateway to load one of {', '.join(idle)}: POST /v2/repository/models/{idle[0]}/load"
+        return f"ask a gateway to load one of {', '.join(idle)}: POST /v2/repository/models/{quote(idle[0], '')}/load"
     return "mend those above" if entries else "give the executors a repository with models (--models)"
 
 

@@ -254,8 +254,8 @@ def test_a_failure_that_executors_share_is_told_once() -> None:
     [
         ((), "give the executors a repository with models (--models)"),
         (
-            (RepositoryEntry("b"), RepositoryEntry("a", "1", "UNAVAILABLE", "unloaded")),
-            "ask a gateway to load one of a, b: POST /v2/repository/models/a/load",
+            (RepositoryEntry("b"), RepositoryEntry("a #1", "1", "UNAVAILABLE", "unloaded")),
+            "ask a gateway to load one of a #1, b: POST /v2/repository/models/a%20%231/load",
         ),
         ((RepositoryEntry("broken", "1", "UNAVAILABLE", "dims"),), "mend those above"),
     ],
