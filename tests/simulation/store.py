@@ -204,9 +204,6 @@ class Store:
         pattern = options.get(b"MATCH", b"*").decode()
         return [b"0", [key for key in self.present() if fnmatch.fnmatchcase(key.decode(), pattern)]]
 
-    def cmd_dbsize(self, args: Args) -> Reply:
-        return len(self.present())
-
     # -- strings ----------------------------------------------------------------------------------------------------
 
     def cmd_get(self, args: Args) -> Reply:
@@ -253,9 +250,6 @@ class Store:
 
     def cmd_decr(self, args: Args) -> Reply:
         return self.cmd_incrby([args[0], b"-1"])
-
-    def cmd_decrby(self, args: Args) -> Reply:
-        return self.cmd_incrby([args[0], b"%d" % -_integer(args[1])])
 
     # -- hashes -----------------------------------------------------------------------------------------------------
 
@@ -424,9 +418,6 @@ class Store:
             found = found[offset:] if count < 0 else found[offset : offset + count]
         return _scored(found, with_scores=b"WITHSCORES" in rest)
 
-    def cmd_zcount(self, args: Args) -> Reply:
-        return len(self.cmd_zrangebyscore(args[:3]))
-
     def cmd_zlexcount(self, args: Args) -> Reply:
         members = self._typed(args[0], SortedSet)
         names = [member for _, member in members.order] if members else []
@@ -447,17 +438,6 @@ class Store:
         taken = elements.popleft()
         self._remove_if_empty(args[0], elements)
         return taken
-
-    def cmd_lmove(self, args: Args) -> Reply:
-        """From the begin of one list to the end of another one."""
-        if [option.upper() for option in args[2:]] != [b"LEFT", b"RIGHT"]:
-            raise StoreError("ERR the twin moves from LEFT to RIGHT only")
-        if not self.cmd_llen(args[:1]):
-            return None
-        self._typed(args[1], ListValue)
-        element = self.cmd_lpop(args[:1])
-        self.cmd_rpush([args[1], element])
-        return element
 
     def cmd_llen(self, args: Args) -> Reply:
         return len(self._typed(args[0], ListValue) or ())

@@ -136,7 +136,6 @@ def random_commands(chance: random.Random, prefix: str) -> list[Command]:
         lambda: ["ZCARD", key("zset")],
         lambda: ["RPUSH", key("list"), field(), field()],
         lambda: ["LPOP", key("list")],
-        lambda: ["LMOVE", key("list"), key("list"), "LEFT", "RIGHT"],
         lambda: ["LRANGE", key("list"), number(), number()],
         lambda: ["LTRIM", key("list"), number(), number()],
         lambda: ["LLEN", key("list")],
