@@ -92,20 +92,24 @@ class Observation:
             stateless = [(model, version) for model in others for version in ready[model]]
             lines = await read_lines(self._redis, self._keys, sequence_models)
             executors = [member.registration for member in self._catalog.live_members()]
-            occupancies = await read_occupancies(self._redis, self._keys, sequence_models, executors)
             pending = Counter(await read_queued(self._redis, self._keys, stateless))
-            cache = await self._cache() if self._cache_bytes else None
+            for model, line in lines.items():
+                pending.update({(model, version): steps for version, steps in line.steps.items()})
+            for report in each_model(reports):
+                pending[report.model, report.version] += report.pending
             await tell_now(self._redis, self._keys)
-            unreadable = await read_counts(self._redis, self._keys)
-            states = await self._executors()
-            led = await self._led(sequence_models)
-            redis = await self.redis_figures()
-            tenants = await self._tenants.sequences()
-        for model, line in lines.items():
-            pending.update({(model, version): steps for version, steps in line.steps.items()})
-        for report in each_model(reports):
-            pending[report.model, report.version] += report.pending
-        return Observed(reports, pending, cache, lines, occupancies, unreadable, states, led, redis, tenants)
+            return Observed(
+                reports,
+                pending,
+                cache=await self._cache() if self._cache_bytes else None,
+                lines=lines,
+                occupancies=await read_occupancies(self._redis, self._keys, sequence_models, executors),
+                unreadable=await read_counts(self._redis, self._keys),
+                executors=await self._executors(),
+                led=await self._led(sequence_models),
+                redis=await self.redis_figures(),
+                tenants=await self._tenants.sequences(),
+            )
 
     async def redis_figures(self, within_s: float | None = None) -> Mapping[str, RedisFigures]:
         """What Redis tells of itself (`read_figures`). Raises one of CONNECTION_LOST."""
