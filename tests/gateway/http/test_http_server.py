@@ -132,14 +132,14 @@ async def test_a_client_that_has_taken_much_of_its_answer_may_pause(
 ) -> None:
     """As with a body that comes: what counts is the pace since the beginning."""
     monkeypatch.setattr("gateway.ports.serving.CHECK_S", 0.02)
-    monkeypatch.setattr("gateway.http.connection.PATIENCE_S", 0.2)
+    monkeypatch.setattr("gateway.http.connection.PATIENCE_S", 0.5)
     monkeypatch.setattr("gateway.http.connection.SLOWEST_BYTES_S", 1)
     async with serving(large, settings=SECURE if tls else None) as port, asyncio.timeout(SOON_S):
         reader, writer = await connected(port, tls=tls)
         writer.write(REQUEST.removesuffix(b"\r\n") + ending + b"\r\n")
         await reader.readuntil(b"\r\n\r\n")
         await reader.readexactly(LARGE_BYTES // 2)
-        await asyncio.sleep(0.6)
+        await asyncio.sleep(1.0)
 
         assert LARGE_BYTES // 2 == len(await reader.readexactly(LARGE_BYTES // 2))
         writer.close()
@@ -481,9 +481,10 @@ async def test_a_stop_waits_while_a_client_takes_its_answer(monkeypatch: pytest.
 
 
 async def test_a_stop_does_not_wait_for_idle_clients_to_close_their_side_of_tls(
-    hasty: None, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Those that do not read between two requests, as most pools of connections."""
+    monkeypatch.setattr("gateway.ports.serving.CHECK_S", 0.02)
     monkeypatch.setattr("gateway.http.connection.LEAVING_PATIENCE_S", 0.1)
     for module in ("connection", "server"):
         monkeypatch.setattr(f"gateway.http.{module}.PATIENCE_S", 1e6)
