@@ -34,7 +34,6 @@ from gateway.rest.operations import (
     JSON_TYPE,
     OF_INFERENCE,
     SESSION_TEXT,
-    Content,
     described,
     json_content,
 )
@@ -54,7 +53,7 @@ EVENT_HEADERS: tuple[Header, ...] = (
 )
 """Headers of a stream of events. Proxies would otherwise keep events back, or keep them for others."""
 
-REFUSED_OR_FAILED = Content({JSON_TYPE: ERROR, EVENTS_TYPE: EVENTS})
+REFUSED_OR_FAILED = {JSON_TYPE: ERROR, EVENTS_TYPE: EVENTS}
 SESSION = {"Inference-Session-Id": SESSION_TEXT}
 
 
@@ -83,7 +82,7 @@ class Generate:
         await send_bytes(send, 200, content, (JSON, *session_headers(found[0].session_id)))
 
     @described(
-        (200, Content({EVENTS_TYPE: EVENTS})),
+        (200, {EVENTS_TYPE: EVENTS}),
         *((status, REFUSED_OR_FAILED) for status in (400, 404, 500, 501, 503)),
         errors=OF_INFERENCE,
         body=json_content(GENERATE_REQUEST),

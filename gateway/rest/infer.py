@@ -26,7 +26,6 @@ from gateway.rest.operations import (
     JSON_TYPE,
     OF_INFERENCE,
     SESSION_TEXT,
-    Content,
     described,
 )
 from gateway.rest.receiver import Receiver
@@ -55,9 +54,9 @@ class Infer:
         self._regions = regions
 
     @described(
-        (200, Content({JSON_TYPE: INFER_RESPONSE, BINARY_TYPE: BYTES})),
+        (200, {JSON_TYPE: INFER_RESPONSE, BINARY_TYPE: BYTES}),
         errors=OF_INFERENCE,
-        body=Content({JSON_TYPE: INFER_REQUEST, BINARY_TYPE: BYTES}),
+        body={JSON_TYPE: INFER_REQUEST, BINARY_TYPE: BYTES},
         headers={
             "Inference-Header-Content-Length": "Bytes of JSON at the body's beginning; binary data of tensors follows.",
             "Inference-Session-Id": SESSION_TEXT,

@@ -104,14 +104,14 @@ def _described(operation: Operation) -> Document:
 
 
 def _response(text: str, content: Content) -> Document:
-    return {"description": text, **({"content": _content(content)} if content.by_type else {})}
+    return {"description": text, **({"content": _content(content)} if content else {})}
 
 
 def _content(content: Content) -> Document:
-    return {kind: {"schema": schema} for kind, schema in content.by_type.items()}
+    return {kind: {"schema": schema} for kind, schema in content.items()}
 
 
-ERROR_CONTENT = Content({JSON_TYPE: {"$ref": "#/components/schemas/Error"}})
+ERROR_CONTENT: Content = {JSON_TYPE: {"$ref": "#/components/schemas/Error"}}
 
 
 def _path_parameter(name: str) -> Document:

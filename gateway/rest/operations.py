@@ -40,18 +40,13 @@ def one_of(words: Any) -> Schema:
     return {"type": "string", "enum": [str(word) for word in words]}
 
 
-@dataclass(frozen=True, slots=True)
-class Content:
-    """A body. by_type: media type -> schema; empty: a body without bytes"""
-
-    by_type: Mapping[str, Schema] = field(default_factory=dict[str, Schema])
+Content = Mapping[str, Schema]
+"""A body: media type -> schema; empty for one without bytes."""
+NOTHING: Content = {}
 
 
 def json_content(schema: Schema) -> Content:
-    return Content({JSON_TYPE: schema})
-
-
-NOTHING = Content()
+    return {JSON_TYPE: schema}
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,9 @@ def decode(
     regions        inputs in shared memory are read from them
     raises         RequestError in Triton's words
     """
-    length = check_header_length(header_length, len(body))
+    length = len(body) if header_length is None else header_length
+    if not 0 <= length <= len(body):
+        raise RequestError(f"inference header size should be in range (0, {len(body)}), got: {length}")
     if length == 0:
         # Without JSON, the body is the data of the model's only input.
         call = msgspec.structs.replace(call, inputs=(raw_input(body, config_of()),))
@@ -158,15 +160,6 @@ def raw_input(body: bytes, config: ModelConfig) -> Tensor:
 def _raw_error(text: str) -> RequestError:
     """An error of a raw request. Its prefix names no request: a body without JSON has no request id."""
     return RequestError(with_id("", text))
-
-
-def check_header_length(length: int | None, body_length: int) -> int:
-    """Checks the JSON's length against the body's. Without the header, the whole body is JSON."""
-    if length is None:
-        return body_length
-    if not 0 <= length <= body_length:
-        raise RequestError(f"inference header size should be in range (0, {body_length}), got: {length}")
-    return length
 
 
 # -- inputs ---------------------------------------------------------------------------------------------------------

@@ -24,7 +24,6 @@ from gateway.rest.operations import (
     JSON_TYPE,
     OF_BODY,
     OF_MODEL,
-    Content,
     Schema,
     array,
     described,
@@ -148,9 +147,7 @@ class SequenceRoutes:
         is_over = code is EndCode.REMOVED
         await send_json(send, {"state": "cancelled" if is_over else "closed"}, 200 if is_over else 202)
 
-    @described(
-        (200, Content({JSON_TYPE: of_struct(SequenceStatus), BINARY_TYPE: BYTES})), errors=OF_MODEL, query=ACTION_QUERY
-    )
+    @described((200, {JSON_TYPE: of_struct(SequenceStatus), BINARY_TYPE: BYTES}), errors=OF_MODEL, query=ACTION_QUERY)
     async def act(self, scope: Scope, receive: Receive, send: Send) -> None:
         """POST .../sequences/{id}: pauses a sequence, resumes, moves, forks or exports it, as `action` says.
 
@@ -192,9 +189,7 @@ class SequenceRoutes:
                 del exported
             await send_bytes(send, 200, data, (BINARY,))
 
-    @described(
-        of_struct(SequenceStatus), errors=(*OF_BODY, *OF_MODEL), query=IMPORT_QUERY, body=Content({BINARY_TYPE: BYTES})
-    )
+    @described(of_struct(SequenceStatus), errors=(*OF_BODY, *OF_MODEL), query=IMPORT_QUERY, body={BINARY_TYPE: BYTES})
     async def open_exported(self, scope: Scope, receive: Receive, send: Send) -> None:
         """POST .../sequences: opens an exported sequence of the model. It goes on with its next step."""
         model, version = self._served(scope)

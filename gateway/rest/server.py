@@ -13,7 +13,7 @@ from gateway.models.catalog import Catalog
 from gateway.models.exposition import OPENMETRICS_TYPE, TEXT_TYPE, wants_openmetrics
 from gateway.models.metadata import extensions_of
 from gateway.models.metrics import Metrics
-from gateway.rest.operations import LIVE, NOT_READY, READY, SERVER_METADATA, TEXT, Content, described, json_content
+from gateway.rest.operations import LIVE, NOT_READY, READY, SERVER_METADATA, TEXT, described, json_content
 from gateway.rest.reply import send_bytes, send_json
 from shared.contract.errors import UnavailableError
 from shared.process.lifecycle import Stop
@@ -49,7 +49,7 @@ class ServerRoutes:
         """GET /v2: name, release and extensions of the server."""
         await send_json(send, self._metadata)
 
-    @described((200, Content({"text/plain": TEXT, "application/openmetrics-text": TEXT})))
+    @described((200, {"text/plain": TEXT, "application/openmetrics-text": TEXT}))
     async def metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
         """GET /metrics: the metrics of the mesh and of this gateway, for Prometheus; OpenMetrics by `Accept`."""
         accept = ",".join(Headers(scope=scope).getlist("accept"))
