@@ -336,7 +336,8 @@ async def test_a_primary_that_was_frozen_and_replaced_takes_no_writes_and_is_lef
     assert await redis.ping()
     stale = replicated.primary()
     stale.send(signal.SIGSTOP)
-    fresh = await asyncio.to_thread(replicated.replaced, stale)
+    await asyncio.to_thread(replicated.replaced, stale)
+    fresh = await asyncio.to_thread(replicated.primary)
     stale.send(signal.SIGCONT)
 
     # The first command may still be one of those that lay there; none of them is taken once it has looked around.
