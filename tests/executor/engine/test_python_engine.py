@@ -1247,11 +1247,3 @@ def test_the_lstm_written_for_triton_runs_unchanged_and_batches_equal_single_row
         ]
         for expected, actual in zip(one_by_one, results(together, rows), strict=True):
             np.testing.assert_allclose(array(expected, "OUTPUT"), array(actual, "OUTPUT"), rtol=1e-4, atol=1e-5)
-
-
-def test_checkpoints_hold_what_the_model_returned(workshop: Workshop) -> None:
-    workshop.python("sum", SUM)
-
-    (result,) = results(workshop.load(sum_config()), [sum_row(0, 5, start=True)])
-
-    assert 5 == to_numpy(result.states["SUM"]).item()
