@@ -17,7 +17,6 @@ from pathlib import PurePosixPath
 from redis.exceptions import ResponseError
 
 from gateway.bounds.byte_budget import ByteBudget
-from gateway.bounds.unread_answers import UNLIMITED
 from gateway.models.catalog import Catalog
 from gateway.models.ensembles import models_below
 from gateway.models.shared_reads import SharedReads
@@ -47,22 +46,16 @@ class RepositoryControl:
     """Index, load and unload, for both protocols."""
 
     def __init__(
-        self,
-        redis: Redis,
-        keys: Keyspace,
-        catalog: Catalog,
-        budget: ByteBudget | None = None,
-        *,
-        takes_overrides: bool = True,
+        self, redis: Redis, keys: Keyspace, catalog: Catalog, budget: ByteBudget, *, takes_overrides: bool = True
     ) -> None:
-        """What clients bring is counted in the budget until it is loaded; None: it is not bounded.
+        """What clients bring is counted in the budget until it is loaded.
 
         takes_overrides  clients may send configurations and files, that is, code of their own
         """
         self._redis = redis
         self._keys = keys
         self._catalog = catalog
-        self._budget = budget or ByteBudget(UNLIMITED)
+        self._budget = budget
         self._takes_overrides = takes_overrides
         # Many loads may wait at once, and each looks ten times a second.
         self._views = SharedReads[None, None](lambda _: catalog.refresh())

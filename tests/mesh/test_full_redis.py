@@ -14,6 +14,7 @@ import pytest
 from redis import RedisCluster
 
 from executor.connections import insist
+from gateway.bounds.byte_budget import ByteBudget
 from gateway.models.catalog import Catalog
 from gateway.models.repository import EXPLICIT, RepositoryControl
 from gateway.models.runtime_settings import RuntimeSettings
@@ -137,7 +138,7 @@ async def test_a_change_is_refused_so_that_it_can_be_tried_later(redis: Redis) -
     await full(redis)
 
     with pytest.raises(UnavailableError, match=r"Redis refused the change of 'm': .*maxmemory"):
-        await RepositoryControl(redis, keys, catalog).load("m")
+        await RepositoryControl(redis, keys, catalog, ByteBudget(1 << 30)).load("m")
     with pytest.raises(UnavailableError, match=r"holds the settings.*maxmemory"):
         await settings.logs({"log_info": False}, "the test", "a client")
     with pytest.raises(UnavailableError, match=r"holds the settings.*maxmemory"):

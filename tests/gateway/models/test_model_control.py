@@ -43,7 +43,7 @@ def catalog(redis: Redis, keys: Keyspace) -> Catalog:
 
 @pytest.fixture
 def control(redis: Redis, keys: Keyspace, catalog: Catalog) -> RepositoryControl:
-    return RepositoryControl(redis, keys, catalog)
+    return RepositoryControl(redis, keys, catalog, ByteBudget(1 << 30))
 
 
 def test_one_executors_reason_decides_but_a_model_that_only_others_have_is_no_failure() -> None:
