@@ -5,7 +5,7 @@ Beside them those of batches, slots, paging and takeovers, with the prefix `seqm
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gateway.models.catalog import Place
@@ -13,7 +13,6 @@ from gateway.models.exposition import Family
 from gateway.models.observation import Observed, each_model
 from gateway.models.occupancy import Occupancy, Slots
 from shared.contract.messages import ModelRecord
-from shared.process import logs
 from shared.statistics.metrics_config import FIRST_RESPONSE, FIRST_RESPONSE_BUCKETS_MS, MetricsConfig, quantile_of
 from shared.statistics.reports import GpuReport, Sample, merged_families
 from shared.statistics.tally import FULL_LOGS, GAINED_ROWS, HELD_BATCHES, ModelStatistics, first_response_of, sketch_of
@@ -430,12 +429,7 @@ def unreadable_families(observed: Observed) -> list[Family]:
     return [Family("seqmesh_unreadable_values_total", "counter", text, samples)] if samples else []
 
 
-def custom_families(observed: Observed, taken: Collection[str] = ()) -> list[Family]:
-    """The families that python models define themselves, added up over all executors. Those with a taken name are left
-    out: a page on which a family comes twice cannot be read, and a model is not to count for the mesh.
-    """
+def custom_families(observed: Observed) -> list[Family]:
+    """The families that python models define themselves, added up over all executors."""
     merged = merged_families(report.families for report in observed.reports)
-    for each in merged:
-        if each.name in taken:
-            logs.warning("metric of a model left out", metric=each.name, remedy="rename it: the mesh has one so named")
-    return [Family(each.name, each.kind, each.help, each.samples) for each in merged if each.name not in taken]
+    return [Family(each.name, each.kind, each.help, each.samples) for each in merged]

@@ -7,7 +7,7 @@ aggregate with `max`. Metrics with the prefix `seqmesh_gateway_` are about this 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -90,6 +90,8 @@ class Metrics:
         self._process: Any = CollectorRegistry()
         ProcessCollector(registry=self._process)
         self._pages = SharedReads(self._made)
+        self._left_out: set[str] = set()
+        """Names of models' metrics that the mesh has, and that the log has told of."""
 
     async def render(self, *, openmetrics: bool = False) -> bytes:
         """The page; those who ask at the same time get the same one."""
@@ -150,7 +152,16 @@ class Metrics:
             *redis_families(observed.redis, of_mesh),
             *unreadable_families(observed),
         ]
-        return [*own, *custom_families(observed, self._names(own))]
+        return [*own, *self._admitted(custom_families(observed), self._names(own))]
+
+    def _admitted(self, customs: Sequence[Family], taken: Collection[str]) -> list[Family]:
+        """The families of models without those that have a taken name: a page on which a family comes twice cannot be
+        read, and a model is not to count for the mesh. Each of those is told once.
+        """
+        for name in sorted({each.name for each in customs}.intersection(taken) - self._left_out):
+            self._left_out.add(name)
+            logs.warning("metric of a model left out", metric=name, remedy="rename it: the mesh has one so named")
+        return [each for each in customs if each.name not in taken]
 
     def _names(self, families: Iterable[Family]) -> set[str]:
         """The names that a page with these families has, with those of this gateway."""
