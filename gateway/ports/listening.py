@@ -124,7 +124,7 @@ def progress(connection: asyncio.Transport) -> int:
 
 
 def tcp_info(of: socket.socket, form: str, begin: int) -> int:
-    """A number of struct tcp_info; 0 where the system does not say."""
-    with suppress(OSError, struct.error):
+    """A number of struct tcp_info; 0 where the system does not say, and of a closed socket (ValueError: uvloop's)."""
+    with suppress(OSError, ValueError, struct.error):
         return struct.unpack_from(form, of.getsockopt(socket.IPPROTO_TCP, TCP_INFO, TCP_INFO_BYTES), begin)[0]
     return 0

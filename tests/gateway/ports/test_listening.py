@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
+import uvloop
 
 from deploy.local.embedded import free_port
-from gateway.ports.listening import METRICS_PORT, TCP_INFO, bound, listen, queued, quieten
+from gateway.ports.listening import METRICS_PORT, TCP_INFO, bound, listen, progress, queued, quieten
 from shared.contract.errors import UnavailableError
 
 HOST = "127.0.0.1"
@@ -129,3 +130,28 @@ async def quieten_now(listening: socket.socket) -> None:
     await asyncio.sleep(0)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.parametrize("make_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_of_a_connection_that_is_closed_nothing_is_known(make_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    """A server that stops asks of all that are not over yet."""
+
+    async def closed() -> None:
+        lost = asyncio.Event()
+
+        class Noting(asyncio.Protocol):
+            def connection_lost(self, exc: Exception | None) -> None:
+                del exc
+                lost.set()
+
+        with listen("127.0.0.1", 0) as server, socket.create_connection(server.getsockname()):
+            accepted, _ = await asyncio.get_running_loop().sock_accept(server)
+            transport, _ = await asyncio.get_running_loop().connect_accepted_socket(Noting, accepted)
+            progress(transport)
+            transport.abort()
+            await lost.wait()
+            await asyncio.sleep(0.01)
+            assert 0 == progress(transport)
+
+    with asyncio.Runner(loop_factory=make_loop) as runner:
+        runner.run(closed())
