@@ -102,7 +102,10 @@ def inherited_environment() -> dict[str, str]:
 
 
 def refuse_foreign_host(host: str) -> None:
-    """Raises `LauncherError` if nothing here can listen on the host, whatever the port."""
+    """Raises `LauncherError` if nothing here can listen on the host, whatever the port; or for none, which nobody could
+    ask for its readiness."""
+    if not host:
+        raise LauncherError("there is no host to listen on: give another --host, 0.0.0.0 for every interface")
     try:
         socket.create_server((host, 0), family=family_of(host)).close()
     except OSError as refused:
