@@ -140,11 +140,11 @@ def test_a_seed_tells_the_same_story_behind_others() -> None:
 
 
 def test_a_story_does_not_tell_how_much_this_machine_has_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An executor of this one stands still, and says how much its process has computed meanwhile."""
+    """An executor that stands still says how much its process has computed meanwhile; in one story of five one does."""
     monkeypatch.setattr("time.process_time", itertools.count().__next__)
-    lines = varied(3310006).lines
+    told = (line for seed in range(3310000, 3310040) for line in varied(seed).lines if "stood still" in line)
 
-    assert {True} == {"cpu_seconds=0.0" in line for line in lines if "stood still" in line}
+    assert "cpu_seconds=0.0" in next(told)
 
 
 def test_sequences_that_give_up_slots_which_they_should_keep_are_found() -> None:
