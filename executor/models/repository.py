@@ -403,39 +403,44 @@ class ModelRepository:
         while missing:
             before = self.loaded.get(name)
             for number in missing:
-                version = str(number)
+                known = before.at(str(number)) if before else None
                 try:
-                    present = self._fingerprint_of(loaded, number, by_content=by_content)
-                    known = before.at(version) if before else None
-                    if known is None or known.fingerprint != present:
-                        goes_on = known is not None and known.fingerprint.content == present.content
-                        load = known.statistics.load if known and goes_on else ModelLoad(name, version, generation)
-                        known = self._made(loaded, load, present, taken, backends)
-                        made.append(known)
-                    versions[number] = known
+                    one = self._renewed(known, loaded, number, generation, taken, backends, by_content=by_content)
                 except BaseException as error:  # A model's own code; whatever it raises, the load failed.
                     self.devices.check()
                     for served in made:
                         close_now(served)
-                    raise self._failed(name, version, error) from error
+                    raise self._failed(name, str(number), error) from error
+                versions[number] = one
+                if one is not known:
+                    made.append(one)
             # An unload takes unchanged versions away, also while others are made.
             now = self.loaded.get(name)
             there = [*made, *(now.versions if now else ())]
             missing = [number for number, served in versions.items() if served not in there]
         return [versions[number] for number in loaded.versions]
 
-    def _made(
+    def _renewed(
         self,
+        known: ServedVersion | None,
         loaded: LoadedConfig,
-        load: ModelLoad,
-        present: Fingerprint,
+        number: int,
+        generation: str,
         taken: ModelFiles,
         backends: Mapping[str, Backend],
+        *,
+        by_content: bool,
     ) -> ServedVersion:
+        """A version as its files are now: the known one if they are the same, else one that is made."""
+        present = self._fingerprint_of(loaded, number, by_content=by_content)
+        if known is not None and known.fingerprint == present:
+            return known
+        goes_on = known is not None and known.fingerprint.content == present.content
+        load = known.statistics.load if known and goes_on else ModelLoad(loaded.config.name, str(number), generation)
         served = self._serve(loaded, load, present, backends)
         try:
             is_cached = served.config.response_cache and not served.config.ensemble
-            scope = self._fingerprint_of(loaded, int(load.version), by_content=True).content if is_cached else ""
+            scope = self._fingerprint_of(loaded, number, by_content=True).content if is_cached else ""
             return replace(served, files=taken, cache_scope=scope, mark=self._state_mark(loaded, served))
         except BaseException:
             close_now(served)

@@ -157,7 +157,7 @@ class EnsembleRequest(OpenRequest):
         decides = next(filter(wants_integer_id, configs), configs[0])
         named, anchor = named_sequence(self._call, decides), configs[0].sequence_batching
         made = new_session(decides) if not named and anchor is not None and anchor.implicit_start else None
-        correlation_id = named if made is None else made
+        correlation_id = made or named
         if correlation_id:
             for step in steps:
                 try:
