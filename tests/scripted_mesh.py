@@ -269,13 +269,13 @@ class ScriptedMesh:
                     self.scripts.drain(dead, shard=shard, after=after, count=2)
                 )
 
-    async def reply(self, submission: Submission, *, timeout_s: float = PATIENCE_S) -> ReplyMessage:
+    async def reply(self, submission: Submission) -> ReplyMessage:
         """The reply to a submitted step, waiting for it."""
-        return await self.reply_to(submission.token, timeout_s=timeout_s)
+        return await self.reply_to(submission.token)
 
-    async def reply_to(self, token: str, *, timeout_s: float = PATIENCE_S) -> ReplyMessage:
+    async def reply_to(self, token: str) -> ReplyMessage:
         """The reply to whatever was sent with a token, waiting for it."""
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(PATIENCE_S):
             while token not in self._replies:
                 await self._read(block_ms=100)
         return self._replies.pop(token)

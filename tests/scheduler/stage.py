@@ -36,6 +36,7 @@ from shared.store.redis_client import connect
 from shared.store.script_values import (
     CancelCode,
     Cancellation,
+    StepCommit,
     Submission,
     SubmitCode,
     Submitted,
@@ -246,16 +247,21 @@ class Stage:
         for step in steps:
             reply = encode(ReplyMessage("1", step=step.step))
             done = commit_of(step, reply, entries=(step.entry,), checkpoint=(("in", b"x"),))
-            call = self.scripts.commit(
-                [done],
-                shard=self.keys.shard_of(step.sequence),
-                executor=executor,
-                load=ModelLoad(MODEL, "1", "0"),
-                idle_ms=idle_ms,
-                tombstone_ms=10_000,
-            )
-            codes += await self.scripts.run(call)
+            codes.append(await self.committed(executor, done, idle_ms=idle_ms))
         return codes
+
+    async def committed(self, executor: ExecutorId, done: StepCommit, *, idle_ms: int) -> int:
+        """What the script says of a step of this executor, as it is given."""
+        call = self.scripts.commit(
+            [done],
+            shard=self.keys.shard_of(done.sequence),
+            executor=executor,
+            load=ModelLoad(MODEL, "1", "0"),
+            idle_ms=idle_ms,
+            tombstone_ms=10_000,
+        )
+        (code,) = await self.scripts.run(call)
+        return code
 
     async def page(self, correlation_id: CorrelationId) -> None:
         """The last leader has asked an idle sequence for its slot."""

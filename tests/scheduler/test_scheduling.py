@@ -16,7 +16,6 @@ from shared.contract.ids import ExecutorId, sequence_id
 from shared.contract.messages import ReplyMessage, StepFlag, encode
 from shared.contract.record import CANCELLED
 from shared.contract.tensors import Tensor
-from shared.statistics.tally import ModelLoad
 from shared.store.link import Link
 from shared.store.script_sender import Call
 from shared.store.script_values import CancelCode, CommitCode, Ending, StepCommit, StepOutcome
@@ -146,15 +145,7 @@ async def test_cancelled_waiting_sequence_leaves_the_line_and_a_cancelled_live_o
         done = StepCommit(
             step.sequence, step.epoch, step.step, step.flags, StepOutcome.CANCELLED, "", "", b"", entries=(step.entry,)
         )
-        call = stage.scripts.commit(
-            [done],
-            shard=stage.keys.shard_of(step.sequence),
-            executor=e1,
-            load=ModelLoad("sum", "", ""),
-            idle_ms=1,
-            tombstone_ms=1000,
-        )
-        assert [CommitCode.OVER] == await stage.scripts.run(call)
+        assert CommitCode.OVER == await stage.committed(e1, done, idle_ms=1)
         await stage.live(3)
 
     assert "c" == (await stage.record(1))["st"]
@@ -323,15 +314,7 @@ async def void(stage: Stage, executor: ExecutorId) -> None:
         done = StepCommit(
             step.sequence, step.epoch, step.step, StepFlag.NONE, StepOutcome.VOID, "", "", b"", entries=(step.entry,)
         )
-        call = stage.scripts.commit(
-            [done],
-            shard=stage.keys.shard_of(step.sequence),
-            executor=executor,
-            load=ModelLoad("sum", "", ""),
-            idle_ms=1000,
-            tombstone_ms=1000,
-        )
-        assert [CommitCode.OVER] == await stage.scripts.run(call)
+        assert CommitCode.OVER == await stage.committed(executor, done, idle_ms=1000)
 
 
 @pytest.mark.leaves_sequences
@@ -491,15 +474,7 @@ async def test_entries_that_an_expired_sequence_left_behind_do_not_reach_its_suc
         await stage.live(1)
         for step in await stage.inbox(e1):
             done = StepCommit(step.sequence, step.epoch, step.step, step.flags, StepOutcome.DONE, "", "", b"")
-            call = stage.scripts.commit(
-                [done],
-                shard=stage.keys.shard_of(step.sequence),
-                executor=e1,
-                load=ModelLoad("sum", "", ""),
-                idle_ms=1,
-                tombstone_ms=1000,
-            )
-            assert [CommitCode.COMMITTED] == await stage.scripts.run(call)
+            assert CommitCode.COMMITTED == await stage.committed(e1, done, idle_ms=1)
 
         async def expired() -> bool:
             return (await stage.record(1)).get("st") == "x"

@@ -8,8 +8,9 @@ import signal
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -151,6 +152,20 @@ def row(id: int | str, *, step: int = 1, arrived_ns: int = 5, passes: int = 0, *
 
 def run(engine: Engine, *rows: Row) -> None:
     results(engine, list(rows))
+
+
+@contextmanager
+def held_up(engine: Engine, door: Door) -> Generator[None]:
+    """Within the block an engine waits for the answer to a call of its model. Behind it it has ended."""
+    door.open.clear()
+    running = threading.Thread(target=run, args=(engine, row(1)))
+    running.start()
+    _await(lambda: len(calls.waits()) == 1)
+    try:
+        yield
+    finally:
+        door.open.set()
+        running.join(20)
 
 
 def test_a_call_has_all_that_the_model_said(workshop: Workshop, door: Door) -> None:
@@ -513,30 +528,16 @@ def test_a_model_may_ask_whether_another_one_is_ready_in_initialize_too(workshop
 def test_an_instance_that_asks_for_a_model_is_not_hung_and_waits_for_none(workshop: Workshop, door: Door) -> None:
     """A gateway answers, so it can be no part of a deadlock."""
     workshop.python("caller", model('pb_utils.is_model_ready("other")'))
-    engine = workshop.load(config())
-    door.open.clear()
-    running = threading.Thread(target=run, args=(engine, row(1)))
-    running.start()
-    _await(lambda: len(calls.waits()) == 1)
-
-    assert [("caller", "")] == [(wait.caller, wait.target) for wait in calls.waits()]
-    door.open.set()
-    running.join(20)
+    with held_up(workshop.load(config()), door):
+        assert [("caller", "")] == [(wait.caller, wait.target) for wait in calls.waits()]
     assert not calls.waits()
 
 
 def test_instances_of_two_versions_that_wait_are_told_apart(workshop: Workshop, door: Door) -> None:
     """Else a model with two versions never seems to wait with all of its instances, and no deadlock of it is found."""
     workshop.python("caller", model("call().exec()"))
-    engine = workshop.load(config())
-    door.open.clear()
-    running = threading.Thread(target=run, args=(engine, row(1)))
-    running.start()
-    _await(lambda: len(calls.waits()) == 1)
-
-    assert ["caller_0_0 of version 1"] == [wait.instance for wait in calls.waits()]
-    door.open.set()
-    running.join(20)
+    with held_up(workshop.load(config()), door):
+        assert ["caller_0_0 of version 1"] == [wait.instance for wait in calls.waits()]
 
 
 def test_a_model_hears_why_it_cannot_be_told(workshop: Workshop, door: Door, monkeypatch: pytest.MonkeyPatch) -> None:

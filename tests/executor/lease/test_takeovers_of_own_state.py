@@ -153,7 +153,7 @@ async def play(mesh: ScriptedMesh, numbers: Sequence[int], *, correlation_id: in
 
 
 async def answers(mesh: ScriptedMesh, steps: Sequence[Submission]) -> list[int | str]:
-    return [told(await mesh.reply(step, timeout_s=60)) for step in steps]
+    return [told(await mesh.reply(step)) for step in steps]
 
 
 async def inbox_length(mesh: ScriptedMesh, running: Running) -> int:
@@ -226,7 +226,7 @@ async def test_sums_are_right_whenever_executors_die(
             # It dies when some have been answered; which, only the seed and the machine know.
             heard = unheard if generation == LIVES - 1 else chance.sample(unheard, chance.randint(0, len(unheard)))
             for step in list(heard):
-                assert wanted[step.token] == told(await mesh.reply(step, timeout_s=60)), step.token
+                assert wanted[step.token] == told(await mesh.reply(step)), step.token
                 unheard.remove(step)
         before = running.executor
     assert [] == unheard
@@ -332,7 +332,7 @@ async def test_a_model_hears_of_every_sequence_that_has_left_and_before_anything
         await mesh.submit(submission)
         if owner is not None:
             await mesh.assign(sequence, owner.executor)
-        return told(await mesh.reply(submission, timeout_s=60))
+        return told(await mesh.reply(submission))
 
     async with life("a") as a:
         for _ in range(2):

@@ -99,7 +99,7 @@ async def test_what_redis_does_not_take_fails_one_step_and_keeps_the_state(
         for slot, (one, _, _) in enumerate(steps if flags else ()):
             await mesh.assign(one, running.executor, slot=slot)
         async with asyncio.timeout(PATIENCE_S):
-            return [await mesh.reply(submission, timeout_s=PATIENCE_S) for submission in sent]
+            return [await mesh.reply(submission) for submission in sent]
 
     def before(reply: ReplyMessage) -> int:
         assert "" == reply.error

@@ -53,7 +53,7 @@ async def step(
     await mesh.submit(submission)
     if to:
         await mesh.assign(correlation_id, to, slot=slot)
-    return await mesh.reply(submission, timeout_s=PATIENCE_S)
+    return await mesh.reply(submission)
 
 
 def total(reply: ReplyMessage) -> int:
@@ -167,7 +167,7 @@ async def test_a_record_that_its_owner_cannot_read_loses_its_sequence_alone(
     for slot, number in enumerate((VICTIM, OTHER)):
         await mesh.assign(number, executor.executor, slot=slot)
 
-    told = await mesh.reply(submission, timeout_s=PATIENCE_S)
+    told = await mesh.reply(submission)
     assert (Code.INVALID_ARG, Reason.LOST) == (told.error_code, told.reason)
     assert 2 == total(await step(mesh, OTHER))
     assert not executor.task.done()

@@ -89,7 +89,7 @@ class Callers:
         return await self.mesh.scripts.run(call)
 
     async def reply(self, value: int) -> ReplyMessage:
-        return await self.mesh.reply_to(f"{value}", timeout_s=PATIENCE_S)
+        return await self.mesh.reply_to(f"{value}")
 
     async def doubles(self, *values: int) -> list[int]:
         """The answers, which must be successes."""
