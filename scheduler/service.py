@@ -188,12 +188,13 @@ class Scheduler:
     # -- loops ----------------------------------------------------------------------------------------------------
 
     async def _repeat(
-        self, name: str, turn: Callable[[], Awaitable[None]], every_s: float = 0.0, block_s: float = 0.0
+        self, name: str, turn: Callable[[], Awaitable[bool]], every_s: float = 0.0, block_s: float = 0.0
     ) -> None:
         """Runs a loop that goes on when Redis fails: its turns are repeated, with longer pauses while they fail.
 
         A turn that takes longer than a lease fails, because Redis does not answer.
 
+        turn     says whether Redis has answered it; one that had nothing to ask does not show that Redis is back
         block_s  how long a turn may wait in Redis by design; comes on top
         """
         failures = 0
@@ -202,21 +203,24 @@ class Scheduler:
             limit_s = max(self._settings.lease_ms / 1000, 1.0) + block_s
             try:
                 async with asyncio.timeout(limit_s):
-                    await turn()
-                if failures:
+                    answered = await turn()
+                if answered and failures:
                     logs.info("redis is back", loop=name, failures=failures)
-                failures = 0
+                    failures = 0
+                pause = max(0.0, begin + every_s - self._clock())
             except LOST_OR_REFUSED as error:
                 cause = str(error) or f"no answer within {limit_s:g} s"
                 logs.warning("redis out of reach", loop=name, cause=cause)
                 failures += 1
+                pause = pause_s(failures)
             self._give_up_expired()
-            await asyncio.sleep(max(0.0, begin + every_s - self._clock()) if not failures else pause_s(failures))
+            await asyncio.sleep(pause)
 
-    async def _contend(self) -> None:
+    async def _contend(self) -> bool:
         self._tell_cut_off()
         await self._take_leads()
         await self._show_life()
+        return True
 
     async def _take_leads(self) -> None:
         async with self._contending:
@@ -234,14 +238,15 @@ class Scheduler:
         key = self._mesh.keys.scheduler(self._name)
         await self._mesh.redis.eval(*vital(("SET", key, sign, "PX", lasts_ms)))
 
-    async def _watch(self) -> None:
+    async def _watch(self) -> bool:
         # Taken before the poll: what the poll returns is not older than this.
         asked_at = self._clock()
         if not self.leaders:
-            if not self._models:
-                # A new mesh: its first model is led as soon as it is there, not with the next renewal of leases.
-                await self._take_leads()
-            return
+            if self._models:
+                return False
+            # A new mesh: its first model is led as soon as it is there, not with the next renewal of leases.
+            await self._take_leads()
+            return True
         poll, now_ms = await self._mesh.polls.next()
         if poll is not self._poll:
             self._poll = poll
@@ -249,13 +254,15 @@ class Scheduler:
                 await self._take_leads()
         for leader in list(self.leaders.values()):
             leader.observe(poll, now_ms, asked_at)
+        return True
 
-    async def _look_for_spoilt(self) -> None:
+    async def _look_for_spoilt(self) -> bool:
         if await self._spoilt.found():
             # Also those that another scheduler leads: whoever leads next may not have looked over them.
             self._have_swept(self._models)
+        return True
 
-    async def _look_for_owners(self) -> None:
+    async def _look_for_owners(self) -> bool:
         # Of a Cluster one node may be away for long: the keys of the others are not gone over until it is back.
         await self._mesh.redis.ping()
         found = await stranded(self._mesh)
@@ -263,6 +270,7 @@ class Scheduler:
             named = ", ".join(sorted(executors)[:LOST_NAMED_MAX])
             logs.warning("owners in no list of executors", model=model, executors=len(executors), named=named)
         self._have_swept(found)
+        return True
 
     def _have_swept(self, models: Iterable[str]) -> None:
         """The next leader of each of these models sweeps; one that leads it now ends."""
@@ -290,9 +298,11 @@ class Scheduler:
             self._loops.append(self._tasks.start(reading, name="read"))
         return reader
 
-    async def _read(self, reader: StreamReader) -> None:
-        if not await reader.read(tick_ms=self._settings.tick_ms):
+    async def _read(self, reader: StreamReader) -> bool:
+        was_asked = await reader.read(tick_ms=self._settings.tick_ms)
+        if not was_asked:
             await asyncio.sleep(self._settings.tick_ms / 1000)
+        return was_asked
 
     async def _follow_server(self) -> None:
         """After a restart of Redis or a failover: stops all leaders. New ones rebuild from what is there now."""
@@ -379,13 +389,15 @@ class Scheduler:
             sweep=sweep,
         )
 
-    async def _look_for_returned(self) -> None:
+    async def _look_for_returned(self) -> bool:
         """Ends leaders that lead without a shard whose server answers again. Others begin, with this shard."""
-        if any(leader.away for leader in self.leaders.values()):
-            lost = await out_of_reach(self._mesh.redis, self._mesh.keys)
-            for leader in self.leaders.values():
-                if not leader.away.keys() <= lost.keys():
-                    leader.close()
+        if not any(leader.away for leader in self.leaders.values()):
+            return False
+        lost = await out_of_reach(self._mesh.redis, self._mesh.keys)
+        for leader in self.leaders.values():
+            if not leader.away.keys() <= lost.keys():
+                leader.close()
+        return True
 
     def _stop_leading(self, models: Sequence[str], why: str) -> None:
         if models:

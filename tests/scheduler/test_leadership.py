@@ -427,9 +427,9 @@ async def test_leader_survives_a_restart_of_redis(
     async with stage.scheduler() as scheduler:
         before = await stage.begin(1)
         await asyncio.to_thread(private_server.kill)
-        await stage.until(lambda: told_times(caplog, "redis out of reach", "watch", at_least=3))
+        await stage.until(lambda: told_times(caplog, "redis out of reach", "contend", at_least=3))
         await asyncio.to_thread(private_server.start)
-        await stage.until(lambda: told_times(caplog, "redis is back", "watch"))
+        await stage.until(lambda: told_times(caplog, "redis is back", "contend"))
         await stage.submit(2, start=True)
         after = await stage.live(1, 2)
         assert [MODEL] == list(scheduler.leaders)
@@ -437,6 +437,31 @@ async def test_leader_survives_a_restart_of_redis(
 
     assert before[0] == after[0]
     assert "1" == after[1]["sl"]
+
+
+async def test_a_loop_that_has_nothing_to_ask_does_not_say_that_redis_is_back(
+    private_server: EmbeddedRedis, caplog: pytest.LogCaptureFixture
+) -> None:
+    """While Redis is away no model is led, and the loop that watches over the leaders has nothing to do."""
+    caplog.set_level(logging.INFO, "seqmesh")
+    stage = Stage(private_server.url, "away")
+    await stage.publish()
+    async with stage.scheduler() as scheduler:
+
+        async def leads() -> bool:
+            return bool(scheduler.leaders)
+
+        await stage.until(leads)
+        os.kill(private_server.pid, signal.SIGSTOP)
+        try:
+            await stage.until(lambda: told_times(caplog, "redis out of reach", "contend", at_least=3))
+            while_away = [record.getMessage() for record in caplog.records]
+        finally:
+            os.kill(private_server.pid, signal.SIGCONT)
+        await stage.until(lambda: told_times(caplog, "redis is back", "contend"))
+    await stage.close()
+
+    assert "redis is back" not in while_away
 
 
 async def test_the_log_says_of_a_silent_redis_that_it_does_not_answer(
@@ -447,7 +472,7 @@ async def test_the_log_says_of_a_silent_redis_that_it_does_not_answer(
     async with stage.scheduler():
         os.kill(private_server.pid, signal.SIGSTOP)
         try:
-            await stage.until(lambda: told_times(caplog, "redis out of reach", "watch"))
+            await stage.until(lambda: told_times(caplog, "redis out of reach", "contend"))
         finally:
             os.kill(private_server.pid, signal.SIGCONT)
     await stage.close()
