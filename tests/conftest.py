@@ -31,6 +31,7 @@ from tests.embedded_cluster import EmbeddedCluster
 from tests.embedded_redis import EmbeddedRedis
 from tests.failures import HAS_FAILED, leave_nothing
 from tests.groups import GroupScheduling, Shared, group_of, in_groups
+from tests.hold_ups import hold_up_processes
 from tests.key_leaks import leaked_keys, remove_keys, remove_libraries
 from tests.mesh import running_mesh
 from tests.other_server import use_server
@@ -176,6 +177,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", default="cpu", help="where the engines' tests run their models: cpu, or cuda:0")
     parser.addoption("--redis-server", help="the server program of all tests and their meshes, called redis-server")
     parser.addoption("--redis-cluster", action="store_true", help="the shared server is a Cluster of three nodes")
+    parser.addoption(
+        "--hold-ups",
+        metavar="MEAN_S,LONGEST_S",
+        help="processes stand still now and then, as on a busy machine: the mean time between, and how long at most",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -184,6 +190,11 @@ def pytest_configure(config: pytest.Config) -> None:
         hiding = tempfile.TemporaryDirectory(prefix="seqmesh-tests-")
         config.add_cleanup(hiding.cleanup)
         use_server(Path(program), Path(hiding.name))
+    if (how := config.getoption("--hold-ups")) and not hasattr(config, "workerinput"):
+        try:
+            hold_up_processes(how)
+        except ValueError as error:
+            raise pytest.UsageError(f"--hold-ups={how}: {error}") from error
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -74,6 +74,7 @@ PROGRAMS = frozenset(
         "shared/store/test_health.py",
         "shared/traces/test_tracing.py",
         "test_failures.py",
+        "test_hold_ups.py",
     }
 )
 """Files of other folders that start processes, which are soon over."""
