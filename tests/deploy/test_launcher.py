@@ -32,14 +32,16 @@ from deploy.local.settings import UpSettings
 from shared.contract.limits import GATEWAY_MEMORY_MIN
 from shared.process.machine import available_bytes
 from tests.markdown_pages import ROOT
+from tests.mesh.running_mesh import PATIENCE_S, wait
 
 FAKE_SERVICE = Path(__file__).parent / "fake_service.py"
 PROGRAM = f"""
 import os, signal, sys, pathlib
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where the tests themselves run under nohup
-from deploy.local.control import ControlError, ask_to_kill, killable_executors
+from deploy.local import launcher
 from deploy.local.launcher import up
 from deploy.local.settings import UpSettings
+launcher.PROGRESS_INTERVAL_S = float(os.environ.get("GIVEN_PROGRESS_S", "3600"))  # a busy machine starts slowly
 sizes = dict(gateways=2, executors=2)
 ports = dict(http_port=0, grpc_port=0, metrics_port=0, console_port=0)
 token = os.environ.get("GIVEN_TOKEN", "")
@@ -95,6 +97,12 @@ class Launched:
     def processes(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children()
 
+    def log_of(self, name: str) -> str:
+        """The log of a stand-in when it has begun: the launcher is ready with its gateways, whatever the others do."""
+        path = self.data_dir / "logs" / f"{name}.log"
+        wait(lambda: re.search(r"umask=\d+\n", path.read_text()), f"{name} has begun")
+        return path.read_text()
+
     def end(self) -> None:
         with self.process:
             self.process.kill()
@@ -117,7 +125,7 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
 
 
 def all_end(processes: list[psutil.Process]) -> bool:
-    _, alive = psutil.wait_procs(processes, timeout=30)
+    _, alive = psutil.wait_procs(processes, timeout=PATIENCE_S)
     return not alive
 
 
@@ -141,7 +149,7 @@ def test_says_one_line_when_ready_and_stops_everything_on_ctrl_c(launch: Launch)
 
     launcher.process.send_signal(signal.SIGINT)
 
-    assert launcher.process.wait(30) == 0
+    assert launcher.process.wait(PATIENCE_S) == 0
     assert all_end(processes)
     assert not (launcher.data_dir / "mesh.json").exists()
 
@@ -153,7 +161,7 @@ def test_a_terminal_that_is_closed_stops_everything_in_order(launch: Launch) -> 
 
     launcher.process.send_signal(signal.SIGHUP)
 
-    assert launcher.process.wait(30) == 0
+    assert launcher.process.wait(PATIENCE_S) == 0
     assert all_end(processes)
     assert not (launcher.data_dir / "mesh.json").exists()
 
@@ -177,12 +185,12 @@ def test_says_that_an_http_port_speaks_tls(launch: Launch) -> None:
 
 
 def test_who_waits_for_models_is_told_the_log_of_the_executor_that_loads_them_and_the_doctor(launch: Launch) -> None:
-    launcher = launch(FAKE_READY="400")
-
-    line = launcher.reads_until("waiting for gateway-1")
-
+    launcher = launch(FAKE_READY="400", GIVEN_PROGRESS_S="0.2")
     log = launcher.data_dir / "logs" / "executor-1.log"
-    assert f"gateway-2 (no executor serves yet; {log}). `seqmesh doctor`" in line
+
+    # Before, it may be told of one of them that it does not listen yet.
+    told = [f"gateway-{number} (no executor serves yet; {log})" for number in (1, 2)]
+    launcher.reads_until(f"waiting for {'; '.join(told)}. `seqmesh doctor`")
 
 
 def test_warnings_of_children_reach_the_terminal_and_everything_reaches_their_logs(launch: Launch) -> None:
@@ -191,7 +199,7 @@ def test_warnings_of_children_reach_the_terminal_and_everything_reaches_their_lo
     relayed = launcher.reads_until("executor-2 | ")
 
     assert "WARNING loud name=executor-2 url=unix:///" in relayed
-    assert "INFO    quiet" in (launcher.data_dir / "logs" / "executor-2.log").read_text()
+    assert "INFO    quiet" in launcher.log_of("executor-2")
     assert not any("quiet" in said for said in launcher.said)
 
 
@@ -217,7 +225,7 @@ def test_a_mesh_whose_state_cannot_be_written_goes_on(launch: Launch) -> None:
     launched.reads_until("mesh.json cannot be written")  # it runs again
 
     launched.process.send_signal(signal.SIGINT)
-    assert 0 == launched.process.wait(timeout=60)
+    assert 0 == launched.process.wait(PATIENCE_S)
 
 
 def test_a_mesh_whose_health_is_restricted_is_announced(launch: Launch) -> None:
@@ -238,7 +246,7 @@ def test_a_process_that_cannot_be_started_is_tried_again_and_the_mesh_goes_on(la
 
     assert launched.comes_back("executor-2", before)
     launched.process.send_signal(signal.SIGINT)
-    assert 0 == launched.process.wait(timeout=60)
+    assert 0 == launched.process.wait(PATIENCE_S)
 
 
 def test_a_mesh_whose_messages_nobody_reads_any_more_goes_on(launch: Launch) -> None:
@@ -266,7 +274,7 @@ def test_what_a_child_has_forked_ends_with_it(launch: Launch) -> None:
     assert launcher.comes_back("executor-1", before)
     assert all_end(forked)
     launcher.process.send_signal(signal.SIGINT)  # so that those of the second process end as well
-    assert launcher.process.wait(30) == 0
+    assert launcher.process.wait(PATIENCE_S) == 0
 
 
 def test_nothing_of_a_mesh_is_open_to_other_users_but_what_its_services_write_themselves(launch: Launch) -> None:
@@ -282,7 +290,7 @@ def test_nothing_of_a_mesh_is_open_to_other_users_but_what_its_services_write_th
         at for at in server.net_connections() if at.status == psutil.CONN_LISTEN and at.family != socket.AF_UNIX
     ]
     assert f"redis unix://{launcher.data_dir}/redis/redis.sock" in line
-    (umask,) = re.findall(r"umask=(\d+)", (launcher.data_dir / "logs" / "executor-1.log").read_text())
+    (umask,) = re.findall(r"umask=(\d+)\n", launcher.log_of("executor-1"))
     assert usual_umask() == int(umask)
 
 
@@ -338,6 +346,8 @@ def test_the_console_alone_gets_a_token_and_kills_an_executor_through_the_launch
     console, before = launcher.children()["console"], launcher.children()["executor-1"].pid
     (token,) = re.findall(r"console http://127.0.0.1:\d+/#token=(\S+);", line)
 
+    for name in launcher.children().keys() - {"redis"}:
+        launcher.log_of(name)  # it has become the program that has the environment
     given = {name: psutil.Process(child.pid).environ() for name, child in launcher.children().items()}
     assert {"console"} == {name for name, found in given.items() if "SEQMESH_CONSOLE_TOKEN" in found}
     assert token == given["console"]["SEQMESH_CONSOLE_TOKEN"]
@@ -372,7 +382,7 @@ def test_a_mesh_that_cannot_start_ends_with_the_childs_reason_and_code_1(launch:
     launcher.reads_until("giving up")
     launcher.reads_until("the reason of the failure")
 
-    assert launcher.process.wait(30) == 1
+    assert launcher.process.wait(PATIENCE_S) == 1
 
 
 def test_data_of_a_newer_server_are_told_from_a_server_that_only_ends(launch: Launch, tmp_path: Path) -> None:
@@ -385,7 +395,7 @@ def test_data_of_a_newer_server_are_told_from_a_server_that_only_ends(launch: La
 
     launcher.reads_until("giving up")
     launcher.reads_until("redis cannot read its data: a newer server has written them")
-    assert launcher.process.wait(30) == 1
+    assert launcher.process.wait(PATIENCE_S) == 1
     assert (written / "appendonly.aof.1.base.rdb").read_bytes().startswith(b"REDIS9999")
 
 
@@ -399,7 +409,7 @@ def test_a_second_ctrl_c_kills_a_child_that_does_not_stop(launch: Launch) -> Non
     launcher.process.send_signal(signal.SIGINT)
 
     launcher.reads_until("killing everything")
-    assert launcher.process.wait(30) == 1
+    assert launcher.process.wait(PATIENCE_S) == 1
     assert all_end(processes)
 
 
@@ -740,7 +750,7 @@ def on_a_terminal(data_dir: Path, **environment: str) -> Generator[LaunchedTermi
         yield terminal
         process.send_signal(signal.SIGINT)
         terminal.reads_until("stopping")
-        assert process.wait(30) == 0
+        assert process.wait(PATIENCE_S) == 0
     finally:
         process.kill()
         process.wait()
