@@ -240,8 +240,11 @@ async def test_a_doctor_takes_nobody_for_dead_where_redis_takes_no_writes(server
 @pytest.mark.parametrize(
     ("status", "told"), [(b"200 OK", []), (b"400 Bad Request", []), (b"", ["does not listen yet"])]
 )
-async def test_a_doctor_asks_the_gateways_of_this_machine(status: bytes, told: list[str]) -> None:
+async def test_a_doctor_asks_the_gateways_of_this_machine(
+    monkeypatch: pytest.MonkeyPatch, status: bytes, told: list[str]
+) -> None:
     """In Redis one whose port was taken would live for a minute. 400: no executor serves, which is told elsewhere."""
+    monkeypatch.setattr("deploy.local.readiness.PROBE_TIMEOUT_S", 60.0)
 
     async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 " + status + b"\r\n\r\n")

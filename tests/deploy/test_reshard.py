@@ -265,6 +265,7 @@ async def test_counters_that_cannot_be_read_do_not_leave_the_mesh_on_its_way(red
     await check(redis, 1, opened)
 
 
+@pytest.mark.timeout(600)
 async def test_a_command_that_was_killed_anywhere_is_repeated(redis: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """It dies between two of its round trips, in which it moves few keys; nobody joins the mesh meanwhile."""
     monkeypatch.setattr(reshard, "AT_ONCE", 5)
@@ -272,7 +273,7 @@ async def test_a_command_that_was_killed_anywhere_is_repeated(redis: Any, monkey
     assert await deaths(redis, redis.flushall, every=4) > 20
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 async def test_a_command_that_was_killed_anywhere_on_a_cluster_is_repeated(
     private_cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

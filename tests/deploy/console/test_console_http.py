@@ -62,7 +62,7 @@ class Served:
     async def messages(self, path: str, *kinds: str, **options: Any) -> dict[str, Any]:
         """The messages of a stream until all of these kinds have come."""
         found: dict[str, Any] = {}
-        async with asyncio.timeout(30), self.client.get(path, **options) as answer:
+        async with asyncio.timeout(100), self.client.get(path, **options) as answer:
             assert "text/event-stream" == answer.headers["content-type"]
             while not found.keys() >= set(kinds):
                 kind = (await answer.content.readuntil(b"\n")).decode().removeprefix("event: ").strip()
@@ -351,7 +351,6 @@ async def test_a_wish_that_no_scheduler_fulfils_is_told_and_a_pause_is_taken_bac
     console: Served, mesh: ScriptedMesh, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shared.store.sequences.LEADER_S", 0.2)
-    monkeypatch.setattr("deploy.console.actions.ANSWER_S", 1.0)
     await redis.hset(mesh.keys.sequence(mesh.sequence(42)).record, DURABLE, 1)
     await Membership(redis, mesh.keys).register(
         ExecutorRegistration(
@@ -365,6 +364,7 @@ async def test_a_wish_that_no_scheduler_fulfils_is_told_and_a_pause_is_taken_bac
     paused = await console.told("/api/sequences/pause?model=sum&id=42&seconds=60")
     assert (503, "no scheduler leads its model now: try again") == paused
     assert before == len(await redis.xrange(starts))
+    monkeypatch.setattr("deploy.console.actions.ANSWER_S", 1.0)
     status, said = await console.told("/api/sequences/move?model=sum&id=42&leaving=alice-1&to=bob")
     assert 503 == status
     assert "not done after 1 s, and it may still be" in said
