@@ -31,8 +31,10 @@ from deploy.local.data_directory import ChildState, LauncherError, MeshState
 from deploy.local.endings import EXIT_NOT_BEGUN, EXIT_TOO_SOON
 from executor.configuration.load import load_model_config
 from tests.mesh.model_repository import SAMPLES, add_sum_model
+from tests.mesh.running_mesh import PATIENCE_S
 
-QUICK = ["--concurrency=2", "--rounds=2", "--window-s=0.3", "--warmup-s=0.1", "--p99-ms=60000"]
+QUICK = ["--concurrency=2", "--rounds=2", "--window-s=2", "--warmup-s=0.1", "--p99-ms=60000"]
+"""A round without an answer is a problem of its configuration: so it is longer than a busy machine keeps a step."""
 pytestmark = pytest.mark.timeout(300)
 
 
@@ -54,20 +56,22 @@ def test_a_search_that_is_interrupted_leaves_what_is_known_and_goes_on(tmp_path:
                 os.killpg(running.pid, signal.SIGINT)
     assert 3 == running.returncode, "".join(said)
 
-    (first,) = json.loads((output / FILE).read_text())["trials"]
+    # One, unless the machine was so busy that another one was over before the signal came.
+    known = json.loads((output / FILE).read_text())["trials"]
     report = (output / "report.md").read_text()
     assert "The search was interrupted" in report
     assert "the given configuration" in report
     assert load_model_config(model, backends={"python": lambda text, _: text}).config.name == "running_sum"
 
-    again = CliRunner().invoke(analyze, [str(model), f"--output={output}", *QUICK, "--trials=2"])
+    again = CliRunner().invoke(analyze, [str(model), f"--output={output}", *QUICK, f"--trials={len(known) + 1}"])
 
     assert 3 == again.exit_code, again.output
-    assert "going on with 1 trials" in again.output
+    assert f"going on with {len(known)} trials" in again.output
     notes = json.loads((output / FILE).read_text())
-    assert first == notes["trials"][0]
-    assert 2 == len(notes["trials"])
-    assert notes["trials"][1]["steps_per_s"] > 0
+    *before, last = notes["trials"]
+    assert known == before
+    assert known
+    assert last["steps_per_s"] > 0
     assert {1, 2, 4} == {point["concurrency"] for point in notes["curve"]}
     for name in ("trials.svg", "curve.svg"):
         assert (output / name).read_text().startswith("<svg")
@@ -102,7 +106,7 @@ def test_a_search_that_is_terminated_leaves_neither_files_nor_processes(tmp_path
 
     assert "interrupted before anything was known" in said
     assert started
-    assert [] == [process for process in started if process.is_running()]
+    assert [] == psutil.wait_procs(started, timeout=PATIENCE_S)[1]
     assert [] == list(temporary.iterdir())
 
 
