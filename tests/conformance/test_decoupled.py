@@ -130,6 +130,12 @@ async def test_no_answer_follows_the_final_flag(client: Any) -> None:
     assert [("", 1)] == await streamed(client, [asked(1, late=True)])
 
 
+async def answered(client: Any) -> int:
+    """How many requests of the model have been counted."""
+    (found,) = (await client.get_inference_statistics(MODEL, as_json=True))["model_stats"]
+    return sum(int(found["inference_stats"].get(kind, {}).get("count", 0)) for kind in ("success", "fail"))
+
+
 async def test_answers_of_one_request_do_not_wait_for_those_of_another(client: Any) -> None:
     """The first request answers for ever: the answers of the second, and of a model that is not decoupled, come."""
     stop = asyncio.Event()
@@ -141,6 +147,7 @@ async def test_answers_of_one_request_do_not_wait_for_those_of_another(client: A
         yield plain
         await stop.wait()
 
+    before, asks = await answered(client), 0
     responses = client.stream_infer(each())
     names: list[str] = []
     async with asyncio.timeout(PATIENCE_S):
@@ -153,8 +160,12 @@ async def test_answers_of_one_request_do_not_wait_for_those_of_another(client: A
         # The model sees that its caller has gone.
         while True:
             got = await streamed(client, [asked(asked=True)])
+            asks += 1
             if got[0][1] >= 1:
                 break
+            await asyncio.sleep(0.05)
+        # And ends the request: another test, which counts, must not meet it.
+        while await answered(client) < before + 2 + asks:
             await asyncio.sleep(0.05)
 
 
