@@ -20,7 +20,7 @@ import pytest
 import tritonclient.http as blocking_client
 import tritonclient.http.aio as http_aio
 
-from deploy.local.embedded import free_port
+from deploy.local.embedded import held_port
 from shared.contract.errors import Code
 from tests.conformance.calls import Caller, Step, fresh_id, refused
 from tests.conformance.targets import Target, is_live
@@ -366,7 +366,7 @@ def second_address(shared_target: Shared[Target]) -> Iterator[str]:
     """Where a gateway of the same mesh listens that parses HTTP with Hypercorn."""
     target = shared_target.get()
     assert target.mesh is not None
-    host, port = target.mesh.state.host, free_port()
+    host, port = target.mesh.state.host, held_port(target.mesh.state.host)
     ports = [f"--host={host}", f"--http-port={port}", "--grpc-port=0", "--metrics-port=0"]
     with target.mesh.spare("gateway", "hypercorn", "--http-parser=hypercorn", *ports):
         wait(lambda: is_live(f"{host}:{port}"), "the second gateway is live")

@@ -24,6 +24,7 @@ from tests.conformance.calls import (
     refused,
 )
 from tests.conformance.targets import Target
+from tests.conformance.test_dynamic_batching import waiting
 from tests.mesh.running_mesh import PATIENCE_S
 
 START_NEEDED = "inference request for sequence {} to model '{}' must specify the START flag on the first request"
@@ -236,7 +237,7 @@ async def test_direct_keeps_positions_and_fills_up_with_null_rows(lone_caller: C
     assert [(5, 1), (4, 2)] == [(answer.total, answer.seen.row) for answer in ends]
 
 
-async def test_steps_that_came_meanwhile_share_a_batch(lone_caller: Caller, target: Target, gate: Gate) -> None:
+async def test_steps_that_came_meanwhile_share_a_batch(target: Target, gate: Gate) -> None:
     model = "rows"
     ids = neighbours(model, 3)
     async with Stream(target, model) as stream:
@@ -246,9 +247,7 @@ async def test_steps_that_came_meanwhile_share_a_batch(lone_caller: Caller, targ
         await gate.entered()
         stream.send(Step(ids[0], 1, end=True), *(Step(identity, 1) for identity in ids[1:]))
         stream.send(*(Step(identity, 1, end=True) for identity in ids[1:]))
-        # Answered later than everything above was accepted: the stream is read in order.
-        with refused(Code.INVALID_ARG, START_NEEDED.format(1, model)):
-            await lone_caller.of(model)(1, 1)
+        await waiting(target, model, 5)
         gate.open()
         held, *rest = await stream.answers(6)
 
