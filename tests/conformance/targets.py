@@ -18,6 +18,7 @@ from pathlib import Path
 
 from deploy.local.embedded import free_port
 from tests.conformance.repository import Model, build
+from tests.mesh.raw_http import get
 from tests.mesh.running_mesh import LOG_LINES, LONG_LEASE, RunningMesh, running_mesh, wait
 
 TRITON_PYTHON = os.environ.get("TRITON_PYTHON", "")
@@ -57,6 +58,17 @@ class Target:
             return self.mesh.deaths()
         assert self.triton is not None
         return [] if self.triton.poll() is None else [f"tritonserver ended with {self.triton.returncode}"]
+
+    def metrics_page(self) -> str:
+        """What the metrics page says. A mesh's is asked for again if it went without what Redis holds, as it does
+        where the machine is too busy for an answer in time.
+        """
+
+        def page() -> str | None:
+            found = get(self.metrics, "/metrics").body.decode()
+            return None if "seqmesh_gateway_mesh_up 0" in found else found
+
+        return wait(page, "the metrics page has the mesh")
 
     def log_sections(self) -> list[tuple[str, str]]:
         """The end of every log of a Triton, for the report of a failed test; it has those of a mesh."""

@@ -19,7 +19,6 @@ from tests.conformance.calls import Answer, Caller, Gate, Step, Stream, count, f
 from tests.conformance.conftest import watched
 from tests.conformance.repository import RECORDER, ModelText
 from tests.conformance.targets import Target, running_target
-from tests.mesh.raw_http import get
 
 CONFIG = """backend: "python"
 max_batch_size: 4
@@ -84,7 +83,7 @@ async def test_a_hit_is_answered_over_every_protocol_without_running_the_model(c
     assert (2, 2) == (statistics["inference_count"], statistics["execution_count"])
     expected = {"success": 5, "queue": 5, "compute_infer": 2, "cache_hit": 3, "cache_miss": 2}
     assert expected == {name: count(statistics, name) for name in expected}
-    page = get(cached_target.metrics, "/metrics").body.decode()
+    page = cached_target.metrics_page()
     for name, hits in (("hits", 3), ("misses", 2)):
         line = rf'^nv_cache_num_{name}_per_model{{model="tallied",version="1"}} (\S+)$'
         assert [hits] == [float(text) for text in re.findall(line, page, re.MULTILINE)]
@@ -95,7 +94,7 @@ async def test_the_metrics_page_tells_of_the_whole_cache(cached: Caller) -> None
     names = ("entries", "hits", "misses", "lookups", "evictions")
 
     def shown() -> dict[str, float]:
-        found = get(cached.target.metrics, "/metrics").body.decode()
+        found = cached.target.metrics_page()
         return {name: float(text) for name, text in re.findall(r"^nv_cache_(?:num_)?(\w+) (\S+)$", found, re.MULTILINE)}
 
     before, value = shown(), fresh_id()

@@ -14,7 +14,6 @@ import pytest
 from shared.contract.errors import Code
 from tests.conformance.calls import Caller, Gate, Step, Stream, count, fresh_id, neighbours, refused, settled
 from tests.conformance.targets import Target
-from tests.mesh.raw_http import get
 from tests.mesh.running_mesh import eventually
 
 MODEL = "counted"
@@ -121,19 +120,15 @@ async def test_statistics_of_everything_are_those_of_every_ready_model(caller: C
     assert [MODEL] == [entry["name"] for entry in await caller.all_statistics(MODEL, "1")]
 
 
-def page(target: Target) -> str:
-    return get(target.metrics, "/metrics").body.decode()
-
-
 def failures_of(target: Target) -> dict[str, float]:
     """Failures of the model by reason; all four reasons are always there, labels in the order of their names."""
-    found = page(target)
+    found = target.metrics_page()
     line = r'^nv_inference_request_failure\{model="%s",reason="%s",version="1"\} (\S+)$'
     return {reason: float(re.findall(line % (MODEL, reason), found, re.MULTILINE)[0]) for reason in REASONS}
 
 
 async def test_the_metrics_page_has_tritons_names_types_and_labels(target: Target) -> None:
-    found = page(target)
+    found = target.metrics_page()
 
     for name, kind in {**OF_EVERY_MODEL, **OF_THE_MACHINE}.items():
         assert f"# TYPE {name} {kind}\n" in found, name
@@ -147,7 +142,9 @@ async def test_requests_are_pending_until_they_run(target: Target, gate: Gate) -
 
     def pending() -> float:
         (text,) = re.findall(
-            r'^nv_inference_pending_request_count\{model="counted",version="1"\} (\S+)$', page(target), re.MULTILINE
+            r'^nv_inference_pending_request_count\{model="counted",version="1"\} (\S+)$',
+            target.metrics_page(),
+            re.MULTILINE,
         )
         return float(text)
 
@@ -170,7 +167,7 @@ async def test_metrics_count_what_statistics_count(lone_caller: Caller) -> None:
     await caller(identity, 1, end=True)
     statistics = await settled(caller, answered + 2)
 
-    found = page(caller.target)
+    found = caller.target.metrics_page()
     line = r'^%s\{model="counted",version="1"\} (\S+)$'
     for name, value in (
         ("nv_inference_request_success", count(statistics, "success")),

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 from typing import Any
 
-import aiohttp
 import pytest
 
 from shared.contract.errors import Code
@@ -194,7 +193,7 @@ async def test_who_waited_too_long_is_counted_as_rejected_and_who_left_as_cancel
 ) -> None:
     caller, holder, late, gone = lone_caller.of(MODEL), fresh_id(), fresh_id(), fresh_id()
     await caller(holder, 1, start=True)
-    before = await failures(target)
+    before = failures(target)
 
     with refused(Code.UNAVAILABLE, TIMED_OUT):
         await caller.infer(Step(late, start=True, timeout_us=200_000))
@@ -209,14 +208,13 @@ async def test_who_waited_too_long_is_counted_as_rejected_and_who_left_as_cancel
         await first
 
     assert {"REJECTED": 1, "CANCELED": 2} == {
-        reason: count - before[reason] for reason, count in (await failures(target)).items()
+        reason: count - before[reason] for reason, count in failures(target).items()
     }
 
 
-async def failures(target: Target) -> dict[str, int]:
+def failures(target: Target) -> dict[str, int]:
     """Requests of the model that were rejected and canceled, by the metrics page."""
-    async with aiohttp.ClientSession() as session, session.get(f"http://{target.metrics}/metrics") as response:
-        lines = (await response.text()).splitlines()
+    lines = target.metrics_page().splitlines()
     mine = [line for line in lines if line.startswith("nv_inference_request_failure{") and f'"{MODEL}"' in line]
     return {
         reason: sum(int(float(line.rsplit(" ", 1)[1])) for line in mine if f'"{reason}"' in line)
