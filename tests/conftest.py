@@ -235,8 +235,8 @@ def redis_server(shared_servers: EmbeddedRedis | EmbeddedCluster) -> str:
 
 @pytest.fixture(scope="session")
 def redis_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
-    """The run's shared Cluster: three nodes, none of which is killed."""
-    with EmbeddedCluster(tmp_path_factory.mktemp("cluster")) as cluster:
+    """The run's shared Cluster: three nodes, none of which is killed, nor taken for dead where it is slow."""
+    with EmbeddedCluster(tmp_path_factory.mktemp("cluster"), node_timeout_ms=60_000) as cluster:
         yield cluster
 
 
