@@ -59,6 +59,7 @@ class RedisProxy(Proxy):
         self._refused: set[str] = set()
         self._traps: list[Trap] = []
         self._doomed: set[ProxiedLink] = set()
+        self._waiting = 0
 
     def __enter__(self) -> Self:
         self.listen()
@@ -76,6 +77,11 @@ class RedisProxy(Proxy):
     def names(self) -> list[str]:
         """What the clients of the present links have called themselves; "" for one that has not."""
         return self._ask(lambda: sorted(link.name for link in self._links))
+
+    @property
+    def waiting(self) -> int:
+        """How many pieces of bytes are held or delayed now."""
+        return self._ask(lambda: self._waiting)
 
     def hang_up(self, of: str = "") -> int:
         """Cuts the clients' side alone: bytes that they have sent, and that are held or delayed, still arrive."""
@@ -110,6 +116,13 @@ class RedisProxy(Proxy):
                 rules.clear()
 
         self._ask(heal)
+
+    async def _permitted(self, link: ProxiedLink, way: Way) -> bool:
+        self._waiting += 1
+        try:
+            return await super()._permitted(link, way)
+        finally:
+            self._waiting -= 1
 
     def _examine(self, link: ProxiedLink, piece: bytes, way: Way) -> None:
         super()._examine(link, piece, way)

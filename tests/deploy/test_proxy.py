@@ -98,6 +98,7 @@ def test_a_held_request_arrives_after_its_client_has_heard_of_the_loss(
         increased = pool.submit(through.incr, key_prefix)
         with pytest.raises(NotYet):
             increased.result(A_MOMENT_S)
+        wait(lambda: proxy.waiting == 1, "the request has come as far as the proxy")
 
         assert 1 == proxy.hang_up("late")
 
