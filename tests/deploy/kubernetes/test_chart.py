@@ -18,7 +18,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from deploy.local.embedded import free_port
+from deploy.local.embedded import held_port
 from shared.checks import CHECKS
 from shared.settings import parse_settings
 from tests.deploy.kubernetes.chart import CHART, RefusedValuesError, ask, containers, objects, question_of, rendered
@@ -403,7 +403,7 @@ def test_a_pod_has_the_labels_and_annotations_that_are_given_and_no_selector_has
 def test_redis_is_ready_while_its_password_changes(tmp_path: Path) -> None:
     """In the Secret before the server or after it."""
     redis = containers(objects({}))["redis"]
-    secret, port = tmp_path / "password", free_port()
+    secret, port = tmp_path / "password", held_port()
 
     def here(script: str) -> list[str]:
         places = {"/secret/password": str(secret), "/tmp/redis.conf": f"{tmp_path}/redis.conf"}
