@@ -55,6 +55,10 @@ class LauncherError(click.ClickException):
     """A mesh cannot be started, or is not there, or does not do what it is started for; the message says why."""
 
 
+class NotRunningError(LauncherError):
+    """No mesh runs in the data directory."""
+
+
 @contextmanager
 def keeping_data(directory: Path) -> Generator[None]:
     """Raises `LauncherError` in place of an OSError: nothing can be kept in the directory."""
@@ -123,13 +127,16 @@ def has_state(data_dir: Path) -> bool:
 
 
 def read_state(data_dir: Path) -> MeshState:
-    """The state of the mesh that runs in a data directory. Raises `LauncherError` if none runs, or it may not be
-    read."""
+    """The state of the mesh that runs in a data directory. Raises `NotRunningError` if none runs, and `LauncherError`
+    if it may not be read."""
     path = state_path(data_dir)
-    if not has_state(data_dir):
-        raise LauncherError(f"no mesh runs in {data_dir}: start one with `seqmesh up`, or give its --data-dir")
     try:
+        # Not looked for before: a mesh that ends takes its file away.
         return msgspec.json.decode(path.read_bytes(), type=MeshState)
+    except (FileNotFoundError, NotADirectoryError) as absent:
+        raise NotRunningError(
+            f"no mesh runs in {data_dir}: start one with `seqmesh up`, or give its --data-dir"
+        ) from absent
     except OSError as refused:
         remedy = "only the user who started `seqmesh up` there may: be that user, or give the mesh's --redis-url"
         raise LauncherError(f"{path} cannot be read ({refused.strerror}): {remedy}") from refused

@@ -17,7 +17,7 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from deploy.local.data_directory import LauncherError, MeshState, has_state, read_state
+from deploy.local.data_directory import LauncherError, MeshState, NotRunningError, read_state
 from deploy.local.embedded import log_tail
 from deploy.local.private_files import make_private
 from deploy.local.tether import tethered
@@ -101,8 +101,9 @@ def ready_state(launcher: subprocess.Popen[bytes], data_dir: Path, said: Path) -
     """Waits until the mesh is ready, and returns its state."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline and launcher.poll() is None:
-        if has_state(data_dir) and (state := read_state(data_dir)).ready:
-            return state
+        with contextlib.suppress(NotRunningError):  # not yet, or not any more
+            if (state := read_state(data_dir)).ready:
+                return state
         time.sleep(POLL_INTERVAL_S)
     problem = "ended" if launcher.poll() is not None else f"was not ready after {START_TIMEOUT_S:.0f} s"
     raise LauncherError(f"the mesh {problem}; the end of what it said:\n{log_tail(said)}")

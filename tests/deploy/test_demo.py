@@ -30,10 +30,10 @@ from deploy.demo.screen import Screen, TextView
 from deploy.demo.showing import await_model, client_of, numbered, show_owners, unavailability
 from deploy.demo.texts import SAMPLE_TEXTS, pieces_of, sample_texts
 from deploy.demo.transcript import AnsweredPiece, felt, first_differences
-from deploy.local.data_directory import ChildState, LauncherError, MeshState, locked, write_state
+from deploy.local.data_directory import ChildState, LauncherError, MeshState, locked, read_state, write_state
 from deploy.local.embedded import free_port
 from deploy.local.endings import EXIT_NOT_BEGUN
-from deploy.local.private_mesh import environment_without_settings, private_mesh
+from deploy.local.private_mesh import environment_without_settings, private_mesh, ready_state
 from deploy.local.terminal import styled
 from shared.contract.ids import ExecutorId
 from shared.contract.messages import ExecutorRegistration
@@ -420,6 +420,25 @@ def test_a_private_mesh_that_cannot_start_says_why(tmp_path: Path) -> None:
         private_mesh(executors=1, models=(tmp_path / "absent",)),
     ):
         pytest.fail("it cannot have started")
+
+
+def test_a_private_mesh_that_ends_while_its_state_is_read_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes mesh.json with it. What was told then was that only another user may read it."""
+    write_state(tmp_path, mesh_of(1))
+    (tmp_path / "said").write_text("the reason\n")
+
+    def ends(path: Path) -> bytes:
+        path.unlink(missing_ok=True)
+        raise FileNotFoundError(2, "No such file or directory", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", ends)
+
+    with pytest.raises(LauncherError, match=r"the mesh ended; .*:\nthe reason"):
+        ready_state(Mock(poll=Mock(side_effect=[None, 1, 1])), tmp_path, tmp_path / "said")
+    with pytest.raises(LauncherError, match="no mesh runs in"):
+        read_state(tmp_path)
 
 
 @pytest.mark.timeout(300)
