@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import urllib.request
 from pathlib import Path
 
 import pytest
@@ -20,9 +19,9 @@ from tests.mesh.running_mesh import eventually
 
 def pending(target: Target, model: str) -> int:
     """How many requests of a model wait to be run, as its metric says; -1 while it says nothing."""
-    with urllib.request.urlopen(f"http://{target.metrics}/metrics", timeout=10) as page:
-        text = page.read().decode()
-    found = re.search(rf'^nv_inference_pending_request_count{{model="{model}".*}} (\S+)$', text, re.MULTILINE)
+    found = re.search(
+        rf'^nv_inference_pending_request_count{{model="{model}".*}} (\S+)$', target.metrics_page(), re.MULTILINE
+    )
     return int(float(found[1])) if found else -1
 
 
