@@ -56,6 +56,8 @@ from tests.scheduler.stage import LEASE_MS, MODEL, TICK_MS, Stage
 from tests.scheduler.state_view import StateView, view
 
 QUESTION = sequence_id(MODEL, "", 1)
+CALM_LEASE_MS = 6_000
+"""Of a process that is to keep its lease, though the machine is busy, and asks for another's every second."""
 T = TypeVar("T")
 
 
@@ -75,7 +77,7 @@ class Processes:
         """What a check's command says about it."""
         command = [*self.command(stage, name), *more]
         command.insert(command.index("scheduler") + 1, check)
-        return subprocess.run(command, check=False, timeout=30).returncode == 0
+        return subprocess.run(command, check=False, timeout=60).returncode == 0
 
     def command(self, stage: Stage, name: str) -> list[str]:
         """The command line that all have in common."""
@@ -108,6 +110,11 @@ async def leader(stage: Stage) -> str:
     return value.decode().split("-")[0] if value else ""
 
 
+async def is_silent(stage: Stage, name: str) -> bool:
+    """Whether a scheduler's sign of life has ended."""
+    return not await stage.commands.exists(stage.keys.scheduler(name))
+
+
 async def until_leads(stage: Stage, name: str) -> None:
     async def leads() -> bool:
         return await leader(stage) == name
@@ -116,14 +123,15 @@ async def until_leads(stage: Stage, name: str) -> None:
 
 
 @pytest.mark.leaves_sequences
+@pytest.mark.timeout(300)  # it starts eight processes, which takes long on a busy machine
 async def test_standby_takes_over_from_a_killed_leader_and_serves_the_backlog(
     stage: Stage, processes: Processes
 ) -> None:
     await stage.join("e1", slots=2)
-    first = processes.start(stage, "s1")
+    first = processes.start(stage, "s1", lease_ms=CALM_LEASE_MS)
     await until_leads(stage, "s1")
     before = await stage.begin(1)
-    processes.start(stage, "s2")
+    processes.start(stage, "s2", lease_ms=CALM_LEASE_MS)
     assert processes.is_healthy(stage, "s1")
     first.send_signal(signal.SIGKILL)
     first.wait()
@@ -134,7 +142,7 @@ async def test_standby_takes_over_from_a_killed_leader_and_serves_the_backlog(
     assert before[0] == after[0], "a live sequence does not notice"
     assert "1" == after[1]["sl"]
     assert processes.is_healthy(stage, "s2")
-    await asyncio.sleep(LEASE_MS / 1000)
+    await stage.until(partial(is_silent, stage, "s1"))
     nowhere = "--redis-url=redis://127.0.0.1:1"
     for check, without_redis in {"healthcheck": False, "livecheck": True}.items():
         assert not processes.is_healthy(stage, "s1", check=check)
@@ -147,7 +155,7 @@ async def test_frozen_leader_does_nothing_when_it_wakes(stage: Stage, processes:
     await stage.join("e1", slots=8)
     first = processes.start(stage, "s1")
     await until_leads(stage, "s1")
-    processes.start(stage, "s2")
+    processes.start(stage, "s2", lease_ms=CALM_LEASE_MS)
     first.send_signal(signal.SIGSTOP)
     await until_leads(stage, "s2")
     await stage.begin(1)
@@ -170,7 +178,7 @@ async def test_stopped_leader_hands_over_without_waiting_for_the_lease(stage: St
     processes.start(stage, "s2")
     first.send_signal(signal.SIGTERM)
 
-    assert 0 == await asyncio.to_thread(first.wait, 20)
+    assert 0 == await asyncio.to_thread(first.wait, 60)
     await until_leads(stage, "s2")
     assert not processes.is_healthy(stage, "s1")
 
@@ -422,6 +430,8 @@ async def test_leader_survives_a_restart_of_redis(
     is, and that it is back."""
     caplog.set_level(logging.INFO, "seqmesh")
     stage = Stage(private_server.url, "restart")
+    # What was acknowledged is to be there again: while the disk is busy, the server would keep it for two seconds.
+    await stage.commands.config_set("appendfsync", "always")
     await stage.publish()
     await stage.join("e1", slots=4)
     async with stage.scheduler() as scheduler:
@@ -446,12 +456,14 @@ async def test_a_loop_that_has_nothing_to_ask_does_not_say_that_redis_is_back(
     caplog.set_level(logging.INFO, "seqmesh")
     stage = Stage(private_server.url, "away")
     await stage.publish()
-    async with stage.scheduler() as scheduler:
+    async with stage.scheduler(lease_ms=LEASE_MS) as scheduler:
 
         async def leads() -> bool:
             return bool(scheduler.leaders)
 
         await stage.until(leads)
+        # A turn that was held up for a lease may have failed, and the next one succeeded.
+        caplog.clear()
         os.kill(private_server.pid, signal.SIGSTOP)
         try:
             await stage.until(lambda: told_times(caplog, "redis out of reach", "contend", at_least=3))
@@ -469,7 +481,7 @@ async def test_the_log_says_of_a_silent_redis_that_it_does_not_answer(
 ) -> None:
     stage = Stage(private_server.url, "silent")
     await stage.publish()
-    async with stage.scheduler():
+    async with stage.scheduler(lease_ms=LEASE_MS):
         os.kill(private_server.pid, signal.SIGSTOP)
         try:
             await stage.until(lambda: told_times(caplog, "redis out of reach", "contend"))
@@ -477,8 +489,8 @@ async def test_the_log_says_of_a_silent_redis_that_it_does_not_answer(
             os.kill(private_server.pid, signal.SIGCONT)
     await stage.close()
 
-    causes = {vars(record)["fields"]["cause"] for record in caplog.records if "out of reach" in record.getMessage()}
-    assert {"no answer within 1 s"} == causes
+    told = [vars(record)["fields"] for record in caplog.records if "out of reach" in record.getMessage()]
+    assert {"no answer within 1 s"} == {fields["cause"] for fields in told if fields["loop"] == "contend"}
 
 
 async def told_times(caplog: pytest.LogCaptureFixture, event: str, loop: str, *, at_least: int = 1) -> bool:
@@ -501,9 +513,9 @@ async def test_the_loss_of_many_models_is_one_line_of_the_log(
         return [vars(record)["fields"] for record in caplog.records if record.getMessage() == "leadership lost"]
 
     async def is_told() -> bool:
-        return bool(lost())
+        return any(fields["cause"] == "not renewed in time" for fields in lost())
 
-    async with stage.scheduler() as scheduler:
+    async with stage.scheduler(lease_ms=LEASE_MS) as scheduler:
         await stage.until(is_leading)
         os.kill(private_server.pid, signal.SIGSTOP)
         try:
@@ -512,14 +524,22 @@ async def test_the_loss_of_many_models_is_one_line_of_the_log(
             os.kill(private_server.pid, signal.SIGCONT)
     await stage.close()
 
-    assert [{"models": 2, "named": "one, other", "cause": "not renewed in time"}] == lost()
+    # A busy machine may have lost them more than once, each time together.
+    assert {(2, "one, other")} == {(fields["models"], fields["named"]) for fields in lost()}
 
 
 async def test_leaders_that_lose_redis_together_are_one_line_of_the_log(
     stage: Stage, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def lose(*_: Any) -> None:
+    leading, is_lost = list[Leader](), asyncio.Event()
+
+    async def lose(leader: Leader, *_: Any) -> None:
+        leading.append(leader)
+        await is_lost.wait()
         raise RedisConnectionError("gone")
+
+    async def lead_together() -> bool:
+        return len(leading) == 2
 
     def lost() -> list[str]:
         told = [vars(record)["fields"] for record in caplog.records if record.getMessage() == "leaders lost redis"]
@@ -531,6 +551,8 @@ async def test_leaders_that_lose_redis_together_are_one_line_of_the_log(
     monkeypatch.setattr(Leader, "run", lose)
     await stage.publish("other")
     async with stage.scheduler():
+        await stage.until(lead_together)
+        is_lost.set()
         await stage.until(is_told)
 
     assert f"2: other, {MODEL}: gone" == lost()[0]
@@ -613,7 +635,7 @@ async def test_a_stop_does_not_wait_for_a_redis_that_hangs(
     await stage.publish()
 
     async with asyncio.timeout(60):
-        async with stage.scheduler():
+        async with stage.scheduler(lease_ms=LEASE_MS):
             await stage.until(lambda: stage.commands.exists(stage.keys.leader(MODEL)))
             private_server.send(signal.SIGSTOP)
         private_server.send(signal.SIGCONT)
