@@ -131,7 +131,7 @@ async def test_sequences_of_a_lost_executor_go_on_elsewhere_and_those_of_the_los
 
     monkeypatch.setattr(EffectPerformer, "_forget", forget)
     first = await stage.join("e1", slots=SLOTS)
-    async with stage.scheduler(lease_ms=500) as scheduler:
+    async with stage.scheduler(forget_after_ms=1_000) as scheduler:
         await stage.begin(there[0], gone[0])
         await asyncio.to_thread(node.kill)
         await leads(stage, scheduler, away=True)
@@ -147,7 +147,7 @@ async def test_sequences_of_a_lost_executor_go_on_elsewhere_and_those_of_the_los
             return bool(forgotten)
 
         await stage.until(was_tried)
-        assert [False] == forgotten
+        assert not any(forgotten)
         await asyncio.to_thread(private_cluster.revive)
 
         async def all_have_moved() -> bool:

@@ -251,7 +251,11 @@ async def test_without_spare_slots_the_leader_gives_every_slot(stage: Stage) -> 
 
 
 async def test_a_leader_at_ease_is_not_woken_by_every_sequence(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Twenty sequences that come one after the other within a tick are read together."""
+    """Twenty sequences that come one after the other are read together, when one asks for a slot: nobody waits for
+    them, and a read waits for ten minutes here.
+    """
+    for module in (reader, service):
+        monkeypatch.setattr(module, "BLOCK_MS", 600_000)
     executor = await stage.join("e1", slots=64)
     reads: list[int] = []
     deliver = Leader.deliver
@@ -261,17 +265,31 @@ async def test_a_leader_at_ease_is_not_woken_by_every_sequence(stage: Stage, mon
             reads.append(len(entries))
         deliver(leader, stream, entries)
 
-    async with stage.scheduler(tick_ms=1000) as scheduler:
+    async with stage.scheduler() as scheduler:
         await use(stage, executor, slots=32)
-        await asyncio.sleep(0.2)
+        leader = scheduler.leaders[MODEL]
+        await stage.until(lambda: is_at_ease(leader))
+        # The reader may still wait as it did before: it waits anew behind this one.
+        await stage.submit(1, start=True, prefers=executor)
+        await known(stage, scheduler, 1000, 1)
+        await stage.until(lambda: waits_for_starts(stage, scheduler, SHARD))
         monkeypatch.setattr(Leader, "deliver", counted)
-        for number in range(1, 21):
+        for number in range(2, 22):
             await stage.submit(number, start=True, prefers=executor)
-            await asyncio.sleep(0.005)
-        await known(stage, scheduler, 1000, *range(1, 21))
+        await stage.submit(22, start=True)
+        await known(stage, scheduler, 1000, *range(1, 23))
 
-    assert sum(reads) == 20
-    assert len(reads) <= 3
+    assert [20] == reads
+
+
+async def is_at_ease(leader: Leader) -> bool:
+    return leader._is_at_ease
+
+
+async def waits_for_starts(stage: Stage, scheduler: Scheduler, shard: ShardId) -> bool:
+    """Whether the reader of a shard's server is to be woken by a sequence that asks for a slot alone."""
+    (of_shard,) = scheduler._readers[stage.redis.home(stage.keys.feed(shard, MODEL))]
+    return scheduler.leaders[MODEL]._is_at_ease and not of_shard._is_fed
 
 
 async def test_a_wait_that_was_lost_does_not_make_the_slot_of_a_later_sequence_free(stage: Stage) -> None:
@@ -303,9 +321,9 @@ async def test_a_wait_that_was_lost_does_not_make_the_slot_of_a_later_sequence_f
 async def test_who_asks_at_one_node_of_a_cluster_gets_what_was_freed_at_another_at_once(
     redis_cluster: EmbeddedCluster, key_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each node has a reader, which waits for a minute here while nobody asks."""
+    """Each node has a reader, which waits for ten minutes here while nobody asks."""
     for module in (reader, service):
-        monkeypatch.setattr(module, "BLOCK_MS", 60_000)
+        monkeypatch.setattr(module, "BLOCK_MS", 600_000)
     async with stage_on(redis_cluster, key_prefix) as stage:
         shards = stage.keys.shards
         by_shard = {shard: [n for n in range(1, 99) if shard_of_number(stage, n) == shard] for shard in shards}
@@ -319,17 +337,10 @@ async def test_who_asks_at_one_node_of_a_cluster_gets_what_was_freed_at_another_
                 await stage.submit(by_shard[shard][1], start=True, prefers=executor)
             await stage.live(*(by_shard[shard][1] for shard in shards))
 
-            async def is_at_ease() -> bool:
-                return leader._is_at_ease
-
-            async def waits_for_starts() -> bool:
-                (of_first,) = scheduler._readers[stage.redis.home(stage.keys.feed(shards[0], MODEL))]
-                return leader._is_at_ease and not of_first._is_fed
-
-            await stage.until(is_at_ease)
+            await stage.until(lambda: is_at_ease(leader))
             await stage.submit(first[1], end=True)
             await commit(stage, executor, first[1])
-            await stage.until(waits_for_starts)
+            await stage.until(lambda: waits_for_starts(stage, scheduler, shards[0]))
             await stage.submit(first[2], start=True, end=True, prefers=executor)
             await commit(stage, executor, first[2])
             await stage.submit(second[2], start=True, prefers=executor)
