@@ -131,7 +131,8 @@ async def test_a_service_waits_for_a_redis_that_says_that_it_cannot_serve_yet(
         async with joined(private_server.url, DEFAULT_PREFIX, 0, name="a") as (_, keys):
             return keys
 
-    async with connect(private_server.url, retries=0) as redis:
+    # However long the script runs, its caller waits for the answer.
+    async with connect(private_server.url, retries=0, timeout_ms=600_000) as redis:
         busy = asyncio.create_task(redis.eval("while true do end", 0))
         async with asyncio.timeout(60):
             while not await is_busy(redis):
