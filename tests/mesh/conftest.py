@@ -23,6 +23,7 @@ from tests.mesh.model_repository import (
     add_stateless_model,
     add_streaming_models,
     add_sum_model,
+    add_tardy_model,
 )
 from tests.mesh.running_mesh import LONG_LEASE, PATIENCE_S, RunningMesh, running_mesh, wait
 
@@ -41,6 +42,9 @@ VICTIM_MODELS = (
     "streamed_sum",
 )
 
+TARDY_GATE = "tardy-gate"
+"""The file that `tardy_sum` waits for, beside the mesh's directory."""
+
 
 @contextmanager
 def gentle_mesh(directory: Path) -> Generator[RunningMesh]:
@@ -49,7 +53,7 @@ def gentle_mesh(directory: Path) -> Generator[RunningMesh]:
     add_sum_model(repository, "narrow_sum", slots=2, virtual_slots=False)
     add_sum_model(repository, "scarce_sum", slots=1, virtual_slots=False)
     add_sum_model(repository, "brief_sum", slots=2, idle_us=300_000, virtual_slots=False)
-    add_sum_model(repository, "tardy_sum", slots=2, idle_us=100_000, batch_s=0.3, virtual_slots=False)
+    add_tardy_model(repository, "tardy_sum", gate=directory / TARDY_GATE, idle_us=100_000, batch_s=0.3)
     add_sum_model(repository, "oldest_sum", slots=8, strategy="oldest { max_candidate_sequences: 8 }")
     add_sum_model(repository, "counted_sum", slots=2, virtual_slots=False)
     add_sum_model(repository, "described_sum", slots=2, idle_us=2_000_000)

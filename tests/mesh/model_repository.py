@@ -86,6 +86,24 @@ class TritonPythonModel(RunningSum):
         return super().execute(requests)
 '''
 
+TARDY_MODEL = '''
+import time
+from pathlib import Path
+import triton_python_backend_utils as pb_utils
+from running_sum_model import TritonPythonModel as RunningSum
+
+
+class TritonPythonModel(RunningSum):
+    """The running sum, but each batch takes {seconds} s, and one number waits for a file."""
+
+    def execute(self, requests):
+        inputs = [pb_utils.get_input_tensor_by_name(request, "INPUT").as_numpy() for request in requests]
+        while any({number} in values for values in inputs) and not Path({gate!r}).exists():
+            time.sleep(0.01)
+        time.sleep({seconds})
+        return super().execute(requests)
+'''
+
 SENDING_MODEL = '''
 import threading
 import time
@@ -327,6 +345,17 @@ def add_patient_model(repository: Path, name: str, begun: Path) -> str:
     version = repository / name / "1"
     (version / "model.py").rename(version / "sample_model.py")
     (version / "model.py").write_text(PATIENT_MODEL.format(number=HANGS, begun=begun))
+    return name
+
+
+def add_tardy_model(repository: Path, name: str, *, gate: Path, idle_us: int, batch_s: float) -> str:
+    """Puts a running sum into a repository whose batches take longer than a sequence may be idle; returns its name.
+
+    gate  a file for which it waits when it is given `HANGS`
+    """
+    add_sum_model(repository, name, slots=2, idle_us=idle_us, batch_s=batch_s, virtual_slots=False)
+    source = TARDY_MODEL.format(seconds=batch_s, number=HANGS, gate=str(gate))
+    (repository / name / "1" / "model.py").write_text(source)
     return name
 
 

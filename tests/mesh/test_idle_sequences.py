@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import re
+import time
 from typing import Any
 
 import pytest
@@ -16,8 +17,10 @@ import tritonclient.grpc.aio as grpc_aio
 from tritonclient.utils import InferenceServerException
 
 from shared.contract.ids import sequence_id
+from tests.mesh.conftest import TARDY_GATE
+from tests.mesh.model_repository import HANGS
 from tests.mesh.raw_http import answer, infer_document, posted
-from tests.mesh.running_mesh import RunningMesh, eventually
+from tests.mesh.running_mesh import RunningMesh, eventually, wait
 from tests.mesh.traffic import GrpcCaller, Step, sum_of, tensor
 
 BRIEF = "/v2/models/brief_sum/infer"
@@ -66,26 +69,33 @@ async def test_the_slots_of_sequences_that_expired_are_each_used_again(mesh: Run
 
 
 def test_a_sequence_with_steps_waiting_or_running_does_not_expire_however_long_they_take(mesh: RunningMesh) -> None:
+    """All are accepted while the first one runs: a step that is late itself would find the sequence idle."""
     arrived: queue.Queue[tuple[Any, Any]] = queue.Queue()
+    gate, sequence = mesh.directory.parent / TARDY_GATE, sequence_id("tardy_sum", "", 4711)
 
     def arrive(result: Any, error: Any) -> None:
         arrived.put((result, error))
 
     with grpc_sync.InferenceServerClient(mesh.grpc()) as client:
         client.start_stream(arrive)
-        for number in range(4):
-            client.async_stream_infer(
-                "tardy_sum",
-                [tensor(grpc_sync.InferInput, 1)],
-                sequence_id=4711,
-                sequence_start=number == 0,
-                sequence_end=number == 3,
-            )
+        try:
+            for number, value in enumerate((HANGS, 1, 1, 1)):
+                client.async_stream_infer(
+                    "tardy_sum",
+                    [tensor(grpc_sync.InferInput, value)],
+                    sequence_id=4711,
+                    sequence_start=number == 0,
+                    sequence_end=number == 3,
+                )
+            wait(lambda: mesh.record(sequence).get("nx") == "4", "all are accepted")
+            time.sleep(0.3)  # three times its idle time
+        finally:
+            gate.touch()
         answers = [arrived.get(timeout=60) for _ in range(4)]
         client.stop_stream()
 
     assert [None] * 4 == [error for _, error in answers]
-    assert [1, 2, 3, 4] == [sum_of(result) for result, _ in answers]
+    assert [HANGS, HANGS + 1, HANGS + 2, HANGS + 3] == [sum_of(result) for result, _ in answers]
 
 
 async def test_a_stream_that_breaks_off_leaves_its_sequence_to_be_continued_elsewhere(mesh: RunningMesh) -> None:
