@@ -14,7 +14,7 @@ from playwright.async_api import Browser, Page, async_playwright, expect
 
 from shared.contract.ids import SequenceId, sequence_id
 from tests.mesh.model_repository import add_sum_model
-from tests.mesh.running_mesh import PATIENCE_S, RunningMesh, eventually, running_mesh
+from tests.mesh.running_mesh import PATIENCE_S, RunningMesh, eventually, running_mesh, wait
 from tests.mesh.traffic import GrpcCaller, Step
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -45,7 +45,10 @@ async def browser() -> AsyncIterator[Browser]:
 @pytest.fixture
 def console(mesh: RunningMesh) -> str:
     """Its address, with the token."""
-    (address,) = re.findall(r"console (http://\S+#token=[\w-]+);", mesh.log("launcher"))
+    # Said when the mesh is ready, and the mesh is used as soon as its state says so.
+    (address,) = wait(
+        lambda: re.findall(r"console (http://\S+#token=[\w-]+);", mesh.log("launcher")), "the launcher names it"
+    )
     return address
 
 
