@@ -65,10 +65,10 @@ async def test_triton_7117_no_two_sequences_share_a_slot_and_no_nan_leaks(
         for number in range(6):
             group.create_task(poison(mesh, f"poison {number}", random.Random(chance.random()), over))
         watching = group.create_task(slots_seen(mesh, "nan_sum", over))
-        sums = [await clean_sums(mesh, f"clean {number}") for number in range(CLEAN)]
+        for number in range(CLEAN):
+            await play_clean(mesh, f"clean {number}")
         over.set()
 
-    assert [[1.0, 3.0, 6.0]] * CLEAN == sums
     assert watching.result() > 0
     await eventually(lambda: mesh.slots_held("nan_sum") == 0, "every slot is free again")
 
@@ -88,8 +88,17 @@ async def poison(mesh: RunningMesh, name: str, chance: random.Random, over: asyn
     await client.close()
 
 
+async def play_clean(mesh: RunningMesh, name: str) -> None:
+    """A whole sequence of numbers, each of whose answers is right. It is sent at once; where its steps come so slowly
+    that it is idle between them, it expires as the others do, and is begun again."""
+    right, sums = [1.0, 3.0, 6.0], list[float]()
+    while sums != right:
+        sums = await clean_sums(mesh, name)
+        assert right[: len(sums)] == sums
+
+
 async def clean_sums(mesh: RunningMesh, name: str) -> list[float]:
-    """The answers to a whole sequence, sent at once: it is never idle."""
+    """The answers to it, up to its end or to where it has expired."""
     client: Any = grpc_aio.InferenceServerClient(mesh.grpc(1))
 
     async def steps() -> AsyncIterator[dict[str, Any]]:
@@ -104,8 +113,10 @@ async def clean_sums(mesh: RunningMesh, name: str) -> list[float]:
 
     sums: list[float] = []
     async for result, error in client.stream_infer(steps()):
-        assert error is None, error
-        sums.append(float(result.as_numpy("OUTPUT").item()))
+        if error is None:
+            sums.append(float(result.as_numpy("OUTPUT").item()))
+        else:
+            assert "expired" in str(error), error
     await client.close()
     return sums
 
@@ -142,9 +153,9 @@ async def test_triton_8449_full_slots_without_end_move_on_and_nothing_spins(mesh
         begun = [caller("brief_sum", Step(name, 5, start=True)) for name in names]
         assert [5] * len(names) == await asyncio.gather(*begun)
         await eventually(lambda: mesh.slots_held("brief_sum") == 0, "all of them end")
-        log = "".join(mesh.log(name) for name in mesh.names("scheduler"))
-        expired = Counter(re.findall(r'sequence expired .*sequence="brief_sum\S*(no end \d+)"', log))
-        assert dict.fromkeys(names, 1) == expired
+        # The leader says so when it is done.
+        await eventually(lambda: set(names) <= set(said_to_expire(mesh)), "all of them are said to have expired")
+        assert dict.fromkeys(names, 1) == said_to_expire(mesh)
 
         quiet = await calls_within(mesh, 1.0)
         held = [Step(f"held {number}", 1, start=True) for number in range(mesh.slots("single_sum"))]
@@ -163,6 +174,12 @@ async def test_triton_8449_full_slots_without_end_move_on_and_nothing_spins(mesh
         assert [1] * len(waiting) == await asyncio.gather(*waiting)
     finally:
         await caller.close()
+
+
+def said_to_expire(mesh: RunningMesh) -> Counter[str]:
+    """How often the schedulers' logs say so of each sequence without an end."""
+    log = "".join(mesh.log(name) for name in mesh.names("scheduler"))
+    return Counter(re.findall(r'sequence expired .*sequence="brief_sum\S*(no end \d+)"', log))
 
 
 def waiting_sequences(mesh: RunningMesh, model: str) -> int:

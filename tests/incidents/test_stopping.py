@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from tritonclient.utils import InferenceServerException
 
+from shared.contract.ids import sequence_id
 from tests.mesh.model_repository import add_sum_model
 from tests.mesh.running_mesh import RunningMesh, eventually, running_mesh
 from tests.mesh.traffic import GrpcCaller, Step
@@ -85,5 +86,9 @@ async def begin(mesh: RunningMesh, name: str) -> Load:
     silent = [step("brief_sum", number, 1, end=False) for number in range(4)]
     await silent[0]
     running = [step("slow_sum", number, 7, end=True) for number in range(4)]
-    await eventually(lambda: any(task.done() for task in running) or mesh.slots_held("slow_sum"), "a batch runs")
+    # What reaches a gateway that stops already is told to go elsewhere.
+    await eventually(
+        lambda: all(mesh.record(sequence_id("slow_sum", "", f"{name} {number}")) for number in range(4)),
+        "all are accepted, and a batch runs",
+    )
     return Load(caller, silent, running)
