@@ -155,6 +155,12 @@ async def replies(mesh: RunningMesh, name: str, said: Sequence[str], heard: list
     return found
 
 
+async def owner_of(mesh: RunningMesh, model: str, name: str) -> str:
+    """The executor that has a sequence, by its name; waits while it is taken over."""
+    sequence = sequence_id(model, "", name)
+    return (await eventually(lambda: mesh.record(sequence).get("ow"), f"{name} has an owner")).rpartition("-")[0]
+
+
 def pieces_of(seed: int, count: int) -> list[str]:
     chance = random.Random(seed)
     return ["".join(chance.choices("abcdefgh ", k=chance.choice([1, 1, 1, 2, 5, 40]))) for _ in range(count)]
@@ -197,7 +203,7 @@ async def test_a_reply_goes_on_where_its_executor_was_killed(mesh: RunningMesh) 
         for replied in (0.3, 1.3):
             while len(heard) < replied * REPLY_CHARACTERS:
                 await asyncio.sleep(0.001)
-            owner = mesh.record(sequence_id("chat", "", "disturbed"))["ow"].rpartition("-")[0]
+            owner = await owner_of(mesh, "chat", "disturbed")
             group.create_task(mesh.kill_executor(owner))
 
     assert undisturbed == disturbed.result()
@@ -211,7 +217,7 @@ async def test_a_copy_and_a_moved_text_go_on_as_the_text_does(mesh: RunningMesh)
         expected = (await reader.read("whole", [*begun, *rest, "."]))[3:5]
         for number, piece in enumerate(begun):
             await reader.step("text", piece, sequence_start=number == 0)
-        owner = mesh.record(sequence_id("attention", "", "text"))["ow"].rpartition("-")[0]
+        owner = await owner_of(mesh, "attention", "text")
         other = next(name for name in mesh.names("executor") if name != owner)
 
         await seqmesh(mesh, "seq", "fork", "attention", "text", "copy")

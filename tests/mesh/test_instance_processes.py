@@ -29,7 +29,8 @@ from tests.mesh.running_mesh import RunningMesh, eventually, instances_of
 from tests.mesh.streams import VALUES, Reader
 from tests.mesh.traffic import Callers, Step, Traffic, make_plans, refused, tensor
 
-LIMIT_S = 0.5
+LIMIT_S = 2
+"""Longer than a busy machine keeps a batch that does not hang."""
 KILLS = 8
 PER_KIND = 3
 """Sequences at once, of each kind of model."""
@@ -101,7 +102,7 @@ async def test_what_hangs_or_ends_an_instance_leaves_its_neighbours_alone(
         group.create_task(traffic.run_until(over))
         assert 5 == await callers[0]("running_sum", Step("poisoned", 5, start=True))
         assert 7 == await callers[0]("running_sum", Step("neighbour", 7, start=True))
-        hung = "did not come back within 0.5 s and was ended while it ran this request, for the second time"
+        hung = f"did not come back within {LIMIT_S} s and was ended while it ran this request, for the second time"
         assert hung in await refused(callers[0]("running_sum", Step("poisoned", HANGS)))
         assert 6 == await callers[0]("running_sum", Step("poisoned", 1, end=True)), "the step changed nothing"
         assert 8 == await callers[0]("running_sum", Step("neighbour", 1, end=True))
