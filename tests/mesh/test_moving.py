@@ -13,7 +13,7 @@ import pytest
 
 from shared.contract.ids import sequence_id
 from tests.mesh.model_repository import add_forgetful_model, add_sum_model
-from tests.mesh.running_mesh import PATIENCE_S, RunningMesh, eventually, running_mesh, seqmesh, wait
+from tests.mesh.running_mesh import LONG_LEASE, PATIENCE_S, RunningMesh, eventually, running_mesh, seqmesh, wait
 from tests.mesh.traffic import Call, Callers, Step, Traffic, make_plans
 
 SLOTS = 64
@@ -27,8 +27,8 @@ def module_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningMes
     repository = directory / "models"
     add_sum_model(repository, slots=SLOTS)
     add_forgetful_model(repository)
-    # A stop is not to give up sequences that cannot be moved because the machine is slow.
-    patience = {"SEQMESH_DRAIN_TIMEOUT_S": "300"}
+    # A stop is not to give up sequences that cannot be moved because the machine is slow, and nobody dies.
+    patience = {**LONG_LEASE, "SEQMESH_DRAIN_TIMEOUT_S": "300"}
     with running_mesh(directory / "data", [repository], executors=2, environment=patience) as mesh:
         yield mesh
 
@@ -40,7 +40,7 @@ def mesh(module_mesh: RunningMesh) -> Iterator[RunningMesh]:
     wait(lambda: serves_as_it_began(mesh), "both executors serve")
     yield mesh
     assert [] == mesh.tracebacks()
-    assert [0, 0] == [mesh.slots_held(model) for model in MODELS]
+    wait(lambda: [0, 0] == [mesh.slots_held(model) for model in MODELS], "no slot is held")
 
 
 def serves_as_it_began(mesh: RunningMesh) -> bool:
