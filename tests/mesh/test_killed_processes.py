@@ -17,8 +17,9 @@ import tritonclient.grpc.aio as grpc_aio
 import tritonclient.http.aio as http_aio
 
 from shared.contract.ids import SequenceId, sequence_id
+from tests.mesh.conftest import MakeMesh
 from tests.mesh.raw_http import infer_document, posted
-from tests.mesh.running_mesh import LEASE_MS, PATIENCE_S, RunningMesh, eventually
+from tests.mesh.running_mesh import LEASE_MS, LONG_LEASE, PATIENCE_S, RunningMesh, eventually
 from tests.mesh.traffic import Callers, Plan, Step, Traffic, make_plans, play_stateless, sum_of, tensor
 
 SEQUENCES = 24
@@ -104,8 +105,17 @@ async def test_state_that_only_a_dead_executor_held_is_lost_and_its_sequences_sa
     names = [f"forgotten {number}" for number in range(SEQUENCES)]
     async with Callers(victim) as callers:
         caller = callers[0]
-        await asyncio.gather(*(caller("forgetful_sum", Step(name, 1, start=True)) for name in names))
-        assert [2] * SEQUENCES == await asyncio.gather(*(caller("forgetful_sum", Step(name, 1)) for name in names))
+
+        async def have_begun() -> bool:
+            await asyncio.gather(*(caller("forgetful_sum", Step(name, 1, start=True)) for name in names))
+            steps = (caller("forgetful_sum", Step(name, 1)) for name in names)
+            outcomes = await asyncio.gather(*steps, return_exceptions=True)
+            assert all(one == 2 or "state was lost" in str(one) for one in outcomes), outcomes
+            return outcomes == [2] * SEQUENCES
+
+        # A busy machine may cost an executor its lease, and with it these states.
+        while not await have_begun():
+            pass
         for name in victim.names("executor"):
             victim.kill(name)
         await eventually(lambda: victim.slots_held("forgetful_sum") == 0, "the dead executors' sequences are over")
@@ -155,7 +165,7 @@ async def test_sums_are_right_and_new_sequences_start_though_the_leading_schedul
         traffic = Traffic("running_sum", callers, make_plans(chance, SEQUENCES, shortest=20, longest=40), chance)
         group.create_task(traffic.run())
         await traffic.progress(0.2)
-        leader = victim.leader("running_sum")
+        leader = await eventually(lambda: victim.leader("running_sum"), "somebody leads")
 
         victim.kill(leader)
         late = Traffic("running_sum", callers, make_plans(chance, SEQUENCES, shortest=2), chance)
@@ -164,22 +174,24 @@ async def test_sums_are_right_and_new_sequences_start_though_the_leading_schedul
     assert 0 == traffic.repeated + late.repeated
 
 
-async def test_live_sequences_go_on_while_no_scheduler_runs(victim: RunningMesh, chance: random.Random) -> None:
+async def test_live_sequences_go_on_while_no_scheduler_runs(make_mesh: MakeMesh, chance: random.Random) -> None:
+    """On a mesh whose leases are long: nobody could take over what an executor lost meanwhile."""
+    mesh = make_mesh(schedulers=2, environment=LONG_LEASE)
     plans = make_plans(chance, 8, shortest=6, longest=6)
     begun = [Plan(plan.id, plan.values[:3]) for plan in plans]
-    async with Callers(victim) as callers:
+    async with Callers(mesh) as callers:
         for plan in begun:
             for step in plan.steps:
                 await callers[0]("running_sum", Step(step.id, step.value, start=step.start))
 
-        frozen = [victim.send(name, signal.SIGSTOP) for name in victim.names("scheduler")]
+        frozen = [mesh.send(name, signal.SIGSTOP) for name in mesh.names("scheduler")]
         answers = [
             [await callers[1]("running_sum", Step(step.id, step.value, end=step.end)) for step in plan.steps[3:]]
             for plan in plans
         ]
-        assert len(frozen) == len(victim.names("scheduler"))
-        for name in victim.names("scheduler"):
-            victim.send(name, signal.SIGCONT)
+        assert 2 == len(frozen)
+        for name in mesh.names("scheduler"):
+            mesh.send(name, signal.SIGCONT)
 
     assert [plan.sums[3:] for plan in plans] == answers
 
