@@ -43,6 +43,8 @@ from tests.embedded_cluster import EmbeddedCluster
 from tests.key_leaks import leaked_keys
 
 REDIS_URL = "SEQMESH_REDIS_URL"
+ANY_PORTS = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
+"""Of a spare gateway. A port that a test chooses may be another process's by the time that the gateway wants it."""
 on_clusters = False
 """Whether meshes run on Clusters (`pytest --redis-cluster`)."""
 
@@ -171,6 +173,11 @@ class RunningMesh:
                 process.kill()
                 code = process.wait()
         assert code == 0, f"{name} ended with {code}:\n{self.log(name)}"
+
+    def chosen_ports(self, name: str) -> dict[str, int] | None:
+        """By protocol, the ports that a spare gateway was left to choose; None until it listens."""
+        said = re.search(r"gateway ready .*", self.log(name))
+        return {kind: int(port) for kind, port in re.findall(r"(http|grpc|metrics)=(\d+)", said[0])} if said else None
 
     async def restart(self, name: str, sent: signal.Signals = signal.SIGTERM) -> None:
         """Sends a signal that ends a process; returns when the launcher has started it again and it takes part."""

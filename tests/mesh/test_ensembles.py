@@ -21,7 +21,6 @@ import tritonclient.grpc.aio as grpc_aio
 import tritonclient.http as http_sync
 from tritonclient.utils import InferenceServerException
 
-from deploy.local.embedded import free_port
 from gateway.requests.ensembles.progress import PATIENCE_MS
 from tests.mesh.conftest import wait_until_equal
 from tests.mesh.ensemble_models import (
@@ -34,7 +33,7 @@ from tests.mesh.ensemble_models import (
 )
 from tests.mesh.model_repository import add_streaming_models, add_sum_model
 from tests.mesh.raw_http import get
-from tests.mesh.running_mesh import PATIENCE_S, RunningMesh, eventually, running_mesh, wait
+from tests.mesh.running_mesh import ANY_PORTS, PATIENCE_S, RunningMesh, eventually, running_mesh, wait
 from tests.mesh.streams import VALUES, Reader, with_empty_finals
 from tests.mesh.traffic import Callers, Traffic, infer, make_plans, sum_of, tensor
 
@@ -683,12 +682,11 @@ async def test_a_request_that_the_gateway_has_given_up_goes_on_in_both_states(
 ) -> None:
     """`--request-timeout-ms` is over while a state runs: the client hears so, and its next step is right, though it had
     no name."""
-    ports = [free_port() for _ in range(3)]
-    names = ("http", "grpc", "metrics")
-    flags = [f"--{name}-port={port}" for name, port in zip(names, ports, strict=True)]
+    hasty = f"hasty {ensemble} {kill}"
     same: dict[str, Any] = {"sequence_id": f"given up {kill}"}
-    with shared.spare("gateway", f"hasty {ensemble} {kill}", *flags, "--request-timeout-ms=400"):
-        url = f"127.0.0.1:{ports[0]}"
+    with shared.spare("gateway", hasty, *ANY_PORTS, "--request-timeout-ms=400"):
+        ports = await eventually(lambda: shared.chosen_ports(hasty), "it listens")
+        url = f"127.0.0.1:{ports['http']}"
         await eventually(lambda: is_ready(url), "it is ready")
         with http_sync.InferenceServerClient(url) as client, pytest.raises(InferenceServerException) as given_up:
             client.infer(ensemble, [tensor(http_sync.InferInput, 3)], sequence_start=True, **same)

@@ -12,8 +12,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from deploy.local.embedded import free_port
-from tests.mesh.running_mesh import RunningMesh, eventually
+from tests.mesh.running_mesh import ANY_PORTS, RunningMesh, eventually
 from tests.mesh.traffic import Callers, Traffic, make_plans
 
 SEQUENCES = 8
@@ -58,10 +57,8 @@ async def start_spare(mesh: RunningMesh, service: str, spare: ExitStack, callers
     name = f"spare-{service}"
     if service == "gateway":
         host = mesh.state.host
-        ports = {kind: free_port(host) for kind in ("http", "grpc", "metrics")}
-        flags = [f"--{kind}-port={port}" for kind, port in ports.items()]
-        spare.enter_context(mesh.spare(service, name, f"--host={host}", *flags))
-        await eventually(lambda: "gateway ready" in mesh.log(name), "the spare gateway is ready")
+        spare.enter_context(mesh.spare(service, name, f"--host={host}", *ANY_PORTS))
+        ports = await eventually(lambda: mesh.chosen_ports(name), "the spare gateway is ready")
         callers.add(f"{host}:{ports['http']}", f"{host}:{ports['grpc']}")
         return
     spare.enter_context(mesh.spare(service, name))
