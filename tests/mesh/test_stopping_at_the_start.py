@@ -19,7 +19,7 @@ from deploy.local.tether import tethered
 from tests.mesh.model_repository import SAMPLES
 from tests.mesh.running_mesh import wait
 
-END_S = 30.0
+END_S = 60.0
 """Within which it must have ended: what it waits for takes longer, or for ever."""
 SLOW_MODEL = """
 import os
@@ -137,7 +137,13 @@ def test_while_a_mesh_starts(slow_models: Path, tmp_path: Path) -> None:
     ports = ["--http-port=0", "--grpc-port=0", "--metrics-port=0"]
     with started([*command, *ports], TELL=str(told), SLOW="loading") as launcher:
         wait(told.exists, "the model is loading")
-        children = [psutil.Process(child.pid) for child in read_state(data_dir).children]
+
+        def pids() -> list[int] | None:
+            found = [child.pid for child in read_state(data_dir).children]
+            return found if all(found) else None
+
+        # The last ones may be started while the model is loading already.
+        children = list(map(psutil.Process, wait(pids, "every process is started")))
 
         launcher.send_signal(signal.SIGTERM)
         said, _ = launcher.communicate(timeout=END_S)
