@@ -29,7 +29,8 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is install
 def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningMesh]:
     folder = tmp_path_factory.mktemp("console")
     add_sum_model(folder / "models", "sum", slots=8, virtual_slots=False)
-    with running_mesh(folder / "mesh", [folder / "models"], executors=2, console=True) as mesh:
+    lease = {"SEQMESH_LEASE_MS": "3000"}  # a busy machine must not look like a dead executor
+    with running_mesh(folder / "mesh", [folder / "models"], executors=2, console=True, environment=lease) as mesh:
         yield mesh
 
 

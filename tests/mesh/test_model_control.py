@@ -61,7 +61,11 @@ def write_code(repository: Path, model: str, code: str) -> None:
 def mesh(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Iterator[RunningMesh]:
     """Two executors that load on request."""
     directory = tmp_path_factory.mktemp("control-mesh")
-    environment = {"SEQMESH_MODEL_CONTROL_MODE": "explicit", "SEQMESH_LOAD_MODEL": "running_sum"}
+    environment = {
+        "SEQMESH_MODEL_CONTROL_MODE": "explicit",
+        "SEQMESH_LOAD_MODEL": "running_sum",
+        "SEQMESH_LEASE_MS": "3000",  # a busy machine must not look like a dead executor
+    }
     with running_mesh(directory, (repository,), executors=2, gateways=2, environment=environment) as mesh:
         yield mesh
 
