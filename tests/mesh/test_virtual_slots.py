@@ -49,31 +49,41 @@ async def test_an_idle_sequence_makes_room_and_comes_back_to_its_state(victim: R
     for number, name in enumerate(names):
         assert number == await caller("paged_sum", Step(name, number, start=True))
     assert victim.slots("paged_sum") >= victim.slots_held("paged_sum")
-    assert "p" == victim.record(sequence_id("paged_sum", "", names[0]))["st"]
+    await eventually(lambda: paged(victim, names), "some are paged")
 
     for number, name in enumerate(names):
         assert number + 1 == await caller("paged_sum", Step(name, 1))
-    # One that is paged can end like any other.
-    await eventually(
-        lambda: "p" == victim.record(sequence_id("paged_sum", "", names[0])).get("st"), "the first is paged"
-    )
-    for number, name in list(enumerate(names))[1:]:
-        assert number + 2 == await caller("paged_sum", Step(name, 1, end=True))
+    # One that is paged can end like any other. The first ones are, unless they changed their executor meanwhile.
+    kept = (await eventually(lambda: paged(victim, names), "some are paged"))[0]
+    for number, name in enumerate(names):
+        if name != kept:
+            assert number + 2 == await caller("paged_sum", Step(name, 1, end=True))
     # An operator hears where it is, and can have it wherever there is a slot.
-    assert "it gets a slot with its next step" in await seqmesh(victim, "seq", "move", "paged_sum", names[0])
-    placed = await seqmesh(victim, "seq", "move", "paged_sum", names[0], "--to", "executor-2")
+    assert "it gets a slot with its next step" in await seqmesh(victim, "seq", "move", "paged_sum", kept)
+    placed = await seqmesh(victim, "seq", "move", "paged_sum", kept, "--to", "executor-2")
     assert "the sequence held no slot; it has one on executor-2-" in placed
-    assert "l" == victim.record(sequence_id("paged_sum", "", names[0]))["st"]
-    assert 2 == await caller("paged_sum", Step(names[0], 1, end=True))
+    assert "l" == victim.record(sequence_id("paged_sum", "", kept))["st"]
+    assert names.index(kept) + 2 == await caller("paged_sum", Step(kept, 1, end=True))
     await caller.close()
 
 
-async def test_more_sequences_than_rows_drive_nobody_out(victim: RunningMesh, chance: random.Random) -> None:
-    """A slot is a place for a state and no row of the batch: six of each executor, in batches of three."""
-    before = line(victim, "paged_sum").paged_out["1"]
-    plans = make_plans(chance, victim.slots("paged_sum") - 2, shortest=3, longest=4)
-    async with Callers(victim) as callers:
-        await Traffic("paged_sum", callers, plans, chance).run()
+def paged(mesh: RunningMesh, names: list[str]) -> list[str]:
+    """Those of the sequences that have no slot."""
+    return [name for name in names if mesh.record(sequence_id("paged_sum", "", name)).get("st") == "p"]
 
-    assert 2 * 6 == victim.slots("paged_sum")
+
+async def test_more_sequences_than_rows_drive_nobody_out(victim: RunningMesh, chance: random.Random) -> None:
+    """A slot is a place for a state and no row of the batch: six of each executor, in batches of three.
+
+    Where a busy machine costs an executor its lease, its sequences do drive others out: such a round says nothing.
+    """
+    executors, before = set[str](), 0
+    async with Callers(victim) as callers:
+        while not executors or executors != {one.executor for one in victim.alive()}:
+            await eventually(lambda: victim.slots("paged_sum") == 2 * 6, "both executors serve")
+            executors = {one.executor for one in victim.alive()}
+            before = line(victim, "paged_sum").paged_out["1"]
+            plans = make_plans(chance, 2 * 6 - 2, shortest=3, longest=4)
+            await Traffic("paged_sum", callers, plans, chance).run()
+
     assert before == line(victim, "paged_sum").paged_out["1"]
