@@ -22,6 +22,8 @@ from executor.engine.python import calls
 from executor.engine.python import triton_python_backend_utils as pb_utils
 from executor.engine.python.calls import CallAnswer, ModelCall
 from executor.engine.python.process.engine import ProcessEngine
+from executor.engine.python.process.made_calls import MadeCalls
+from executor.engine.python.process.messages import GiveUpCall, MakeCall, ReadResponse
 from executor.lease.hung_calls import watch
 from executor.workers.worker import EngineWorker
 from shared.contract.calls import CALL_DEPTH_MAX, waiting
@@ -648,6 +650,35 @@ def test_what_a_model_leaves_open_holds_up_nobody(workshop: Workshop, door: Door
     assert not calls.waits()
     engine.close()
     door.open.set()
+
+
+@pytest.mark.starts_processes
+@pytest.mark.parametrize("workshop_of_both", ["process"], indirect=True)
+def test_what_is_heard_of_behind_its_batch_holds_up_nobody(
+    workshop: Workshop, door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call comes by another way than the end of the batch that has left it open: either may be the first."""
+    batch_over, heard = threading.Event(), threading.Event()
+    note = MadeCalls.note
+
+    def late(made: MadeCalls, call: MakeCall | ReadResponse | GiveUpCall) -> None:
+        batch_over.wait()
+        note(made, call)
+        heard.set()
+
+    monkeypatch.setattr(MadeCalls, "note", late)
+    door.open.clear()
+    body = "self.kept = call().async_exec(); await asyncio.sleep(0)"
+    workshop.python("caller", model(body, head="async def execute(self, requests):"))
+    engine = workshop.load(config())
+
+    run(engine, row(1))
+    batch_over.set()
+
+    assert heard.wait(60)
+    assert 1 == len(door.calls)
+    assert not calls.waits()
+    engine.close()
 
 
 def test_a_message_of_an_older_gateway_belongs_to_no_call() -> None:

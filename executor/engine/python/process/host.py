@@ -70,6 +70,7 @@ def serve(frames: Frames, side: Side) -> None:
     engine: PythonEngine | None = None
     while True:
         call = frames.receive(messages.decode_call)
+        side.calls.turn += 1
         try:
             if isinstance(call, messages.Load):
                 engine, answer = _load(call, side)

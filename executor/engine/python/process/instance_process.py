@@ -139,8 +139,7 @@ class InstanceProcess:
                 # What it has said is there. A process that the model has forked may hold the socket open for ever.
                 self._frames.shut_down()
             answer = self._frames.receive(_decoded)
-            if isinstance(answer, messages.Ran):
-                self._calls.batch_over()
+            self._calls.turn_over()
             return answer
         except EndedError as error:
             # Its sockets close a moment before it has ended.

@@ -47,6 +47,8 @@ class MadeCalls:
         self._open: dict[int, OpenCall] = {}
         self._waited: set[int] = set()
         """For which of them the instance itself waits."""
+        self._turns_over = 0
+        """How many of the executor's calls of the process have their answers."""
         self._lock = threading.Lock()
 
     @property
@@ -84,19 +86,19 @@ class MadeCalls:
             if note.streamed:
                 one.stream = refusal
             else:
-                self._await(number, one, refusal.read(), waits=False)
+                self._await(number, one, refusal.read(), waits=0)
 
     def _read(self, note: ReadResponse, one: OpenCall, stream: AnswerStream) -> None:
         try:
             self._await(note.number, one, stream.read(), waits=note.waits)
         except Exception as error:  # noqa: BLE001 - as in `_make`
             one.stream = NotMade(_refusal(one.call, error))
-            self._await(note.number, one, one.stream.read(), waits=False)
+            self._await(note.number, one, one.stream.read(), waits=0)
 
-    def _await(self, number: int, one: OpenCall, awaited: Future[Any], *, waits: bool) -> None:
+    def _await(self, number: int, one: OpenCall, awaited: Future[Any], *, waits: int) -> None:
         one.awaited = awaited
-        if waits:
-            with self._lock:
+        with self._lock:
+            if waits > self._turns_over:
                 self._waited.add(number)
                 calls.begin_wait(one.call, self._model, self._instance)
         awaited.add_done_callback(partial(self._answered, number, one))
@@ -113,8 +115,12 @@ class MadeCalls:
             self._open.pop(number, None)
         self._order(CallAnswered(number, answer))
 
-    def batch_over(self) -> None:
-        """`execute` has returned: for whatever it has left open, nobody waits."""
+    def turn_over(self) -> None:
+        """A call of the process has its answer: for whatever it has left open, nobody waits. What it has said before
+        may come only now, because a thread beside the calls reads it.
+        """
+        with self._lock:
+            self._turns_over += 1
         for number in list(self._waited):
             one = self._open.get(number)
             if one is not None:

@@ -154,19 +154,20 @@ class MakeCall(Message, frozen=True):
     """The model calls another one (`Calls.start`, `Calls.stream`). The call's number is the process's.
 
     streamed  it may get any number of responses, which are read one by one
-    waits     the instance itself waits for the answer
+    waits     in which of the executor's calls, counted from 1, the instance itself waits for the answer; 0: in none.
+              The end of that call goes another way and may come before: then nobody waits any more
     """
 
     call: ModelCall
     streamed: bool
-    waits: bool
+    waits: int
 
 
 class ReadResponse(Message, frozen=True):
     """The next response of a call is wanted (`AnswerStream.read`). waits: as of `MakeCall`"""
 
     number: int
-    waits: bool
+    waits: int
 
 
 class GiveUpCall(Message, frozen=True):

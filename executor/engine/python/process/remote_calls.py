@@ -15,21 +15,26 @@ Send = Callable[[MakeCall | ReadResponse | GiveUpCall], None]
 
 
 class RemoteCalls:
-    """See `executor.engine.python.calls.Calls`. send: to the executor; may be called from any thread"""
+    """See `executor.engine.python.calls.Calls`.
+
+    send  to the executor; may be called from any thread
+    turn  how many calls the executor has made of this process
+    """
 
     def __init__(self, send: Send) -> None:
         self._send = send
+        self.turn = 0
         self._open: dict[int, Future[Any]] = {}
 
     def start(self, call: ModelCall) -> Future[CallAnswer]:
-        return self._asked(call.number, MakeCall(call, streamed=False, waits=_waits()))
+        return self._asked(call.number, MakeCall(call, streamed=False, waits=self._waits()))
 
     def stream(self, call: ModelCall) -> RemoteStream:
-        self._send(MakeCall(call, streamed=True, waits=False))
+        self._send(MakeCall(call, streamed=True, waits=0))
         return RemoteStream(self, call.number)
 
     def read(self, number: int) -> Future[CallAnswer | None]:
-        return self._asked(number, ReadResponse(number, waits=_waits()))
+        return self._asked(number, ReadResponse(number, waits=self._waits()))
 
     def give_up(self, number: int) -> None:
         self._send(GiveUpCall(number))
@@ -39,6 +44,11 @@ class RemoteCalls:
         future = self._open.pop(order.number, None)
         if future is not None and future.set_running_or_notify_cancel():
             future.set_result(order.answer)
+
+    def _waits(self) -> int:
+        """In which of the executor's calls the instance waits for what the calling thread does; 0: in none."""
+        turn = self.turn  # before the look: if that finds the call running, it is this one
+        return turn if calls.instance_execution() is not None else 0
 
     def _asked(self, number: int, note: MakeCall | ReadResponse) -> Future[Any]:
         future: Future[Any] = Future()
@@ -69,7 +79,3 @@ class RemoteStream:
 
     def cancel(self) -> None:
         self._remote.give_up(self._number)
-
-
-def _waits() -> bool:
-    return calls.instance_execution() is not None
