@@ -215,6 +215,10 @@ class PythonEngine:
             self._running = ()
             self._sources.cancelled.clear()
 
+    def expect(self, rows: Sequence[Row]) -> None:
+        """These rows run next: they may be cancelled from now on."""
+        self._running = rows
+
     def cancel(self, row: Row) -> None:
         """See `base.SeesCancellation`."""
         if any(one is row for one in self._running):

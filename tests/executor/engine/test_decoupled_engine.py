@@ -16,6 +16,7 @@ import pytest
 
 from executor.engine.base import Engine, Row, RowError, RowResult
 from executor.engine.python.process.engine import ProcessEngine
+from executor.engine.python.process.messages import NotWanted
 from executor.engine.python.response_senders import FORGOTTEN
 from executor.workers.worker import EngineWorker
 from shared.contract.ids import InstanceIndex
@@ -487,7 +488,29 @@ threading.Thread(target=wait).start()
 
     answers.is_cancelled = True
 
-    assert answers.ended.wait(20)
+    assert answers.ended.wait(60)
+
+
+@pytest.mark.starts_processes
+@pytest.mark.parametrize("workshop_of_both", ["process"], indirect=True)
+def test_a_process_keeps_that_nobody_waits_for_a_request_until_its_batch_comes(workshop: Workshop) -> None:
+    """One is said beside the calls, the other by a call: either may be the first."""
+    engine = load(workshop, "while not sender.is_cancelled():\n    pass\nsender.send(flags=FINAL)", config())
+    nobody_waits_for_the_next_one(engine)
+    answers = Recorded()
+
+    finish(engine, 1, answers)
+
+    assert isinstance(answers.last, RowResult)
+
+
+def nobody_waits_for_the_next_one(engine: Engine) -> None:
+    """The process of a new engine has heard that nobody waits for its first request."""
+    assert isinstance(engine, ProcessEngine)
+    assert engine._process.now is not None
+    engine._process.now.order(NotWanted(1))
+    # The answer to a later order: the one before has been taken.
+    engine._process.now.is_ready()
 
 
 def test_warm_up_has_nobody_to_answer(workshop: Workshop) -> None:

@@ -19,6 +19,7 @@ from executor.workers.worker import EngineWorker
 from shared.contract.ids import InstanceIndex
 from shared.contract.model_config import ModelConfig, Oldest, StateSpec, TensorSpec
 from tests.executor.engine.model_workshop import Workshop, array, plain_config, sequence_config, wire
+from tests.executor.engine.test_decoupled_engine import nobody_waits_for_the_next_one
 
 SOURCE = """
     import asyncio
@@ -407,6 +408,27 @@ sender.send(response(value), FINAL)
     cancelling.join()
 
     assert 1 == value_of(result)
+
+
+@pytest.mark.starts_processes
+@pytest.mark.parametrize("workshop_of_both", ["process"], indirect=True)
+@pytest.mark.parametrize("later", [False, True])
+def test_a_process_keeps_that_nobody_waits_for_a_row_until_its_batch_comes(workshop: Workshop, *, later: bool) -> None:
+    """Whether the model looks in `execute` or behind it."""
+    body = """
+sender = request.get_response_sender()
+def wait():
+    while not sender.is_cancelled():
+        time.sleep(0.001)
+    sender.send(response(value), FINAL)
+"""
+    engine = load(workshop, stateless(), body + ("threading.Thread(target=wait).start()" if later else "wait()"))
+    nobody_waits_for_the_next_one(engine)
+
+    (result,) = run(engine, row(1))
+
+    # Even a thread may be through before `execute` has returned.
+    assert 1 == value_of(Given.of(result).answer() if later and result.open else result)
 
 
 def test_coroutines_that_execute_leaves_behind_answer_beside_the_next_batches(workshop: Workshop) -> None:

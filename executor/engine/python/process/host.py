@@ -167,6 +167,10 @@ class Side:
         self._sent = messages.encode(messages.Families(()))
         self._running: Mapping[int, Row] = {}
         """The rows of the batch that runs now, or ran last, by the numbers of their requests."""
+        self._unwanted: set[int] = set()
+        """Requests that nobody waits for any more: of that batch, or of the next one, which such an order may overtake
+        on its way."""
+        self._cancelling = threading.Lock()
         self._window = Window()
         self._answers: WeakValueDictionary[int, RemoteAnswers] = WeakValueDictionary()
         self._is_asking = False
@@ -181,13 +185,22 @@ class Side:
 
     def run(self, engine: PythonEngine, rows: Sequence[Row], call: messages.Run) -> BatchResult:
         """Runs a batch, whose rows may be cancelled meanwhile."""
-        self._running = dict(zip(call.answers, rows, strict=True))
+        running = dict(zip(call.answers, rows, strict=True))
+        with self._cancelling:
+            self._running = running
+            self._unwanted &= running.keys()
+            engine.expect(rows)
+            for number in self._unwanted:
+                engine.cancel(running[number])
         return engine.run(rows, call.want_state)
 
     def answers_to(self, number: int) -> RemoteAnswers:
         """Where the answers to an open request go."""
         answers = RemoteAnswers(number, self._window, self.send)
-        self._answers[number] = answers
+        with self._cancelling:
+            self._answers[number] = answers
+            if number in self._unwanted:
+                answers.not_wanted()
         return answers
 
     def send(self, note: messages.Note) -> None:
@@ -243,11 +256,16 @@ class Side:
             case messages.AnswersTaken():
                 self._window.left(order)
             case messages.NotWanted():
-                answers, row = self._answers.get(order.number), self._running.get(order.number)
-                if answers is not None:
-                    answers.not_wanted()
-                elif self.engine is not None and row is not None:
-                    self.engine.cancel(row)
+                self._cancel(order.number)
+
+    def _cancel(self, number: int) -> None:
+        with self._cancelling:
+            self._unwanted.add(number)
+            answers, row = self._answers.get(number), self._running.get(number)
+            if answers is not None:
+                answers.not_wanted()
+            elif self.engine is not None and row is not None:
+                self.engine.cancel(row)
 
     def _ask_readiness(self) -> None:
         # The answer that is to come answers this too: a model that hangs there would have a thread for each time.
