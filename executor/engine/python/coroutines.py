@@ -73,7 +73,9 @@ class Coroutines:
         with suppress(TimeoutError, CancelledError):
             stopped.result(CLOSING_S)
         self._ended = loop
-        loop.call_soon_threadsafe(loop.stop)
+        # RuntimeError: what the model left running has stopped the loop, which is closed now.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(loop.stop)
 
     def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
         # The model may stop its loop, or let a task end it: the batches to come need it.

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -1101,6 +1103,27 @@ def test_a_task_that_cancels_all_others_when_it_ends_does_not_keep_its_instance_
     engine = workshop.load(plain_config("leaving", "python", inputs=[TensorSpec("x", "FP32", (1,))], outputs=[]))
     engine.run([Row({"x": wire("x", [[1]])})], [False])
 
+    engine.close()
+
+    assert str(path.parent) not in sys.path
+
+
+def test_a_model_that_stops_its_loop_at_its_end_does_not_keep_its_instance_from_closing(workshop: Workshop) -> None:
+    """The loop may be closed before the instance stops it."""
+    loop_stops = "loop = asyncio.get_running_loop(); loop.call_later(0.01, loop.stop)"
+    source = LEAVING.partition("for task in")[0] + loop_stops
+    path = workshop.python("leaving", source)
+    engine: Any = workshop.load(plain_config("leaving", "python", inputs=[TensorSpec("x", "FP32", (1,))], outputs=[]))
+    engine.run([Row({"x": wire("x", [[1]])})], [False])
+    loop = engine._coroutines._loop
+    given = loop.call_soon_threadsafe
+
+    def late(callback: Any, *arguments: Any, **named: Any) -> Any:
+        while callback == loop.stop and not loop.is_closed():
+            time.sleep(0.001)
+        return given(callback, *arguments, **named)
+
+    loop.call_soon_threadsafe = late
     engine.close()
 
     assert str(path.parent) not in sys.path
