@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -112,14 +113,16 @@ def run(engine: Engine, value: int, answers: Recorded | None, *, start: bool = T
 def finish(engine: Engine, value: int, answers: Recorded, *, start: bool = True, wanted: bool = True) -> None:
     """Runs a request to its last answer."""
     assert run(engine, value, answers, start=start, wanted=wanted).open
-    assert answers.ended.wait(20)
+    assert answers.ended.wait(60)
 
 
 COUNTS = """
 def count(sender=sender, value=value, total=total):
     for number in range(total + 1, total + value + 1):
         time.sleep(0.002)
-        if number == 1000:
+        while os.path.exists(f"{pb_utils.get_model_dir()}/{number}"):
+            time.sleep(0.002)
+        if number == 1000 and total:
             os.kill(os.getpid(), signal.SIGKILL)
         sender.send(pb_utils.InferenceResponse([pb_utils.Tensor(name, np.array([[number]], np.int32))
                                                 for name in ("OUTPUT", "SUM_OUT")]))
@@ -135,6 +138,13 @@ def killed(engine: Engine) -> None:
     os.kill(engine._process.now.pid, signal.SIGKILL)
 
 
+def gate(workshop: Workshop, number: int) -> Path:
+    """Before this number `COUNTS` waits, in any process, until the gate is taken away."""
+    path = workshop.version_dir("many") / str(number)
+    path.touch()
+    return path
+
+
 async def sent(answers: Recorded, count: int) -> None:
     while len(answers.sent) < count:
         await asyncio.sleep(0.001)
@@ -144,6 +154,7 @@ async def sent(answers: Recorded, count: int) -> None:
 @pytest.mark.parametrize("workshop_of_both", ["process"], indirect=True)
 async def test_answers_go_on_in_another_process_without_loss_or_repeat(workshop: Workshop) -> None:
     """Of requests whose batches were over when their process was killed, and of the steps behind them."""
+    gates = [gate(workshop, number) for number in (21, 51, 111)]
     engine = load(workshop, COUNTS, config(states=True))
     worker = EngineWorker(engine, "many", "many 0", InstanceIndex(0))
     first, second = [Recorded() for _ in range(2)], [Recorded() for _ in range(2)]
@@ -153,12 +164,14 @@ async def test_answers_go_on_in_another_process_without_loss_or_repeat(workshop:
     for count in (20, 50):
         await sent(first[0], count)
         killed(engine)
+        gates.pop(0).unlink()
     for one in first:
         await asyncio.to_thread(one.ended.wait)
     rows = [step(50, one, slot=slot) for slot, one in enumerate(second)]
     await worker.run(rows, [False, True])
     await sent(second[1], 10)
     killed(engine)
+    gates.pop(0).unlink()
     for one in second:
         await asyncio.to_thread(one.ended.wait)
 
@@ -173,13 +186,17 @@ async def test_answers_go_on_in_another_process_without_loss_or_repeat(workshop:
 @pytest.mark.starts_processes
 @pytest.mark.parametrize("workshop_of_both", ["process"], indirect=True)
 async def test_a_request_that_ends_its_processes_fails_and_its_neighbours_do_not(workshop: Workshop) -> None:
+    # Until the batch is over, no request ends its process: that would be another error.
+    batch = gate(workshop, 991)
     engine = load(workshop, COUNTS, config(states=True))
     worker = EngineWorker(engine, "many", "many 0", InstanceIndex(0))
     neighbour, bad = Recorded(), Recorded()
     loaded = {"SUM_IN": wire("SUM_IN", [990], "<i4")}
     engine.load_states([1], [loaded])
 
-    await worker.run([step(3000, neighbour, slot=0, start=True), step(50, bad, slot=1)], [False, False])
+    # One that does not come to its end meanwhile.
+    await worker.run([step(10**9, neighbour, slot=0, start=True), step(50, bad, slot=1)], [False, False])
+    batch.unlink()
     await asyncio.to_thread(bad.ended.wait)
     before = len(neighbour.sent)
     await sent(neighbour, before + 20)
@@ -240,8 +257,8 @@ sender.send(response(value), FINAL)
     run(engine, 1, first)
     run(engine, 2, second)
 
-    assert first.ended.wait(20)
-    assert second.ended.wait(20)
+    assert first.ended.wait(60)
+    assert second.ended.wait(60)
 
 
 def test_the_state_of_the_latest_answer_holds_and_moves_with_the_last_one(workshop: Workshop) -> None:
@@ -347,7 +364,7 @@ def test_what_execute_raises_ends_the_requests_that_are_open(
 
     run(engine, 1, answers)
 
-    assert answers.ended.wait(20)
+    assert answers.ended.wait(60)
     assert [1] == answers.values
     assert isinstance(answers.last, RowError)
     assert answers.last.message.startswith("Failed to process the request(s) for model")
@@ -394,7 +411,7 @@ def test_a_request_ends_when_its_sender_is_dropped(workshop: Workshop) -> None:
     finish(engine, 2, dropped)
 
     for answers in (held, dropped):
-        assert answers.ended.wait(20)
+        assert answers.ended.wait(60)
         assert isinstance(answers.last, RowError)
         assert FORGOTTEN == answers.last.message
 

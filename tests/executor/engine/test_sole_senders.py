@@ -164,7 +164,7 @@ class Given:
         return given
 
     def answer(self) -> RowResult | RowError:
-        assert self.ended.wait(20)
+        assert self.ended.wait(60)
         assert self.last is not None
         return self.last
 
