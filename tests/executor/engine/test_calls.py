@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -24,7 +25,7 @@ from executor.engine.python.calls import CallAnswer, ModelCall
 from executor.engine.python.process.engine import ProcessEngine
 from executor.engine.python.process.made_calls import MadeCalls
 from executor.engine.python.process.messages import GiveUpCall, MakeCall, ReadResponse
-from executor.lease.hung_calls import watch
+from executor.lease import hung_calls
 from executor.workers.worker import EngineWorker
 from shared.contract.calls import CALL_DEPTH_MAX, waiting
 from shared.contract.errors import LoadError
@@ -167,7 +168,7 @@ def held_up(engine: Engine, door: Door) -> Generator[None]:
         yield
     finally:
         door.open.set()
-        running.join(20)
+        running.join()
 
 
 def test_a_call_has_all_that_the_model_said(workshop: Workshop, door: Door) -> None:
@@ -329,7 +330,7 @@ def test_calls_of_a_decoupled_model_belong_to_its_requests(workshop: Workshop, d
     for _ in range(2):
         answers = Recorded()
         engine.run([msgspec.structs.replace(row(1), start=True, answers=answers)], [False])
-        assert answers.ended.wait(20)
+        assert answers.ended.wait(60)
         assert isinstance(answers.last, RowResult), answers.last
 
     assert [door.names[0]] * 2 == door.names
@@ -426,7 +427,7 @@ def test_responses_that_nobody_wants_any_more_are_cancelled(workshop: Workshop, 
 
     run(workshop.load(config()), row(1))
 
-    assert door.cancelled.wait(20)  # a process says it beside the answers
+    assert door.cancelled.wait(60)  # a process says it beside the answers
 
 
 def test_a_model_that_cancels_a_stream_of_responses_hears_that_it_is_cancelled(workshop: Workshop, door: Door) -> None:
@@ -449,7 +450,7 @@ def test_a_model_that_cancels_a_stream_of_responses_hears_that_it_is_cancelled(w
 
     run(workshop.load(config()), row(1))
 
-    assert door.cancelled.wait(20)
+    assert door.cancelled.wait(60)
 
 
 def test_a_call_that_could_never_be_answered_is_not_made(workshop: Workshop, door: Door) -> None:
@@ -593,23 +594,64 @@ def test_a_process_that_a_model_has_forked_is_refused_its_calls_and_the_model_go
     assert 1 == len(door.calls)
 
 
-async def test_an_instance_that_waits_for_an_answer_has_not_hung(workshop: Workshop, door: Door) -> None:
+@pytest.fixture
+def counted_from_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time before an instance in a process has made its first call does not count against the limit."""
+    note, are_awaited, have_called = MadeCalls.note, MadeCalls.are_awaited.fget, set[MadeCalls]()
+
+    def noted(made: MadeCalls, one: MakeCall | ReadResponse | GiveUpCall) -> None:
+        note(made, one)
+        have_called.add(made)
+
+    monkeypatch.setattr(MadeCalls, "note", noted)
+
+    def waits(made: MadeCalls) -> bool:
+        assert are_awaited is not None
+        return made not in have_called or are_awaited(made)
+
+    monkeypatch.setattr(MadeCalls, "are_awaited", property(waits))
+
+
+@pytest.mark.usefixtures("counted_from_its_call")
+async def test_an_instance_that_waits_for_an_answer_has_not_hung(
+    workshop: Workshop, door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """From the answer on it has."""
-    workshop.python("caller", model("import time; call(requests[0]).exec(); time.sleep(3)"))
+    # The timer that ends a process whose loop is held up would end this one.
+    monkeypatch.setattr(hung_calls, "faulthandler", Mock())
+    over = workshop.directory / "over"
+    body = f"""
+    import os, time
+    call(requests[0]).exec()
+    while not os.path.exists({str(over)!r}):
+        time.sleep(0.01)
+    """
+    workshop.python("caller", model(body))
     limit_s = 0.5 if workshop.own_process else 0.1
     worker = EngineWorker(workshop.load(config()), "caller", "caller 0", InstanceIndex(0), call_limit_s=limit_s)
     door.open.clear()
     begins = msgspec.structs.replace(row(1), start=True)
-    watching = asyncio.create_task(watch(lambda: [worker], limit_s))
     batch = worker.run([begins], [False])
+    while not calls.waits():
+        await asyncio.sleep(0.005)
 
-    await asyncio.sleep(4 * limit_s)
+    looks: list[EngineWorker] = []
+
+    def looked() -> list[EngineWorker]:
+        looks.append(worker)
+        return [worker]
+
+    watching = asyncio.create_task(hung_calls.watch(looked, limit_s))
+    while len(looks) < 4 * hung_calls.LOOKS_PER_LIMIT:
+        await asyncio.sleep(0.005)
     assert not watching.done()
+    assert not batch.done()
     (wait,) = calls.waits()
     assert ("caller", "other") == (wait.caller, wait.target)
     door.open.set()
     if not workshop.own_process:
-        assert "caller 0" == (await asyncio.wait_for(watching, 20)).worker
+        assert "caller 0" == (await asyncio.wait_for(watching, 60)).worker
+        over.touch()
     (result,) = (await batch).rows
     if workshop.own_process:
         watching.cancel()
@@ -628,13 +670,11 @@ def test_an_instance_that_waits_in_another_method_has_not_hung_either(workshop: 
     door.open.clear()
     releasing = threading.Thread(target=engine.release, args=(7,))
     releasing.start()
-    until = time.monotonic() + 20
 
-    while not (found := calls.waits()) and time.monotonic() < until:
-        time.sleep(0.01)
-    assert [("caller", "other")] == [(wait.caller, wait.target) for wait in found]
+    _await(lambda: bool(calls.waits()))
+    assert [("caller", "other")] == [(wait.caller, wait.target) for wait in calls.waits()]
     door.open.set()
-    releasing.join(20)
+    releasing.join()
     assert not calls.waits()
     (made,) = door.calls
     assert ("", ("caller",)) == (made.name, made.chain)

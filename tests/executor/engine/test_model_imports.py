@@ -77,7 +77,7 @@ def another(directory: Path) -> tuple[Any, InstanceCode]:
 SLOW = """
 import parts, slow
 slow.begun.set()
-slow.go_on.wait(20)
+slow.go_on.wait(60)
 slow.order.append(parts.name)
 try:
     import late
@@ -89,7 +89,7 @@ class TritonPythonModel:
 MEETING = """
 import slow
 slow.go_on.set()
-slow.met.wait(20)
+slow.met.wait(60)
 import late
 class TritonPythonModel:
     of = late.Late.__module__
@@ -121,7 +121,7 @@ def importing(pool: ThreadPoolExecutor, root: Path, name: str) -> Future[tuple[A
 def test_imports_wait_for_each_other(tmp_path: Path, slow: SimpleNamespace) -> None:
     with ThreadPoolExecutor() as pool:
         first = importing(pool, tmp_path, "a")
-        assert slow.begun.wait(20)
+        assert slow.begun.wait(60)
         second = importing(pool, tmp_path, "b")
         slow.go_on.set()
 
@@ -139,7 +139,7 @@ def test_an_import_that_hangs_is_given_up_by_the_next_one_and_leaves_it_nothing(
     path = list(sys.path)
     with ThreadPoolExecutor() as pool:
         hanging = importing(pool, tmp_path, "a")
-        assert slow.begun.wait(20)
+        assert slow.begun.wait(60)
         imported, code = another(tmp_path / "b" / "1")
         forget(code, tmp_path / "b" / "1")
         left = list(sys.path), "parts" in sys.modules
@@ -176,7 +176,7 @@ def test_nobody_imports_before_all_of_an_import_that_was_given_up_is_taken_away(
         order.append("left")
 
     with ThreadPoolExecutor() as pool, turns.alone() as turn, turn.importing("slow", leave):
-        pool.submit(enter, "next").result(20)
+        pool.submit(enter, "next").result(60)
 
     assert "left" == order[0]
     assert {"next", "other"} == set(order[1:])
@@ -190,7 +190,7 @@ def test_an_import_that_was_given_up_and_goes_on_takes_no_file_of_the_next_one(
     (tmp_path / "b" / "1" / "model.py").write_text(MEETING)
     with ThreadPoolExecutor() as pool:
         hanging = importing(pool, tmp_path, "a")
-        assert slow.begun.wait(20)
+        assert slow.begun.wait(60)
         monkeypatch.setattr(import_turns, "LIMIT_S", 300.0)  # else the end of the first gives the next one up
         imported, code = another(tmp_path / "b" / "1")
 
@@ -209,7 +209,7 @@ def test_what_a_method_imports_while_another_instance_is_imported_stays(tmp_path
     slow.begun.clear()
     with ThreadPoolExecutor() as pool:
         importing_second = importing(pool, tmp_path, "a")
-        assert slow.begun.wait(20)
+        assert slow.begun.wait(60)
         with called(first):
             imported = importlib.import_module("method")
         slow.go_on.set()

@@ -16,7 +16,9 @@ import threading
 import time
 import venv
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -76,6 +78,7 @@ MODEL = """
                 case 1002:
                     os._exit(3)
                 case 1003:
+                    open(pb_utils.get_model_dir() + "/hangs", "w").close()
                     time.sleep(600)
                 case 1004:
                     value = np.full((1, 1), os.getpid(), np.int32)
@@ -262,8 +265,19 @@ def test_states_that_come_from_elsewhere_reach_the_next_process(workshop: Worksh
 
 
 def test_a_batch_that_hangs_ends_its_process_alone_and_says_where(
-    workshop: Workshop, capfd: pytest.CaptureFixture[str]
+    workshop: Workshop, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    hangs, comes_within = workshop.version_dir("sum") / "hangs", InstanceProcess._comes_within
+
+    def counted_from_there(process: InstanceProcess, limit_s: float) -> bool:
+        """A process that is only late is waited for."""
+        while not hangs.exists():
+            if process._waiting.poll(10):
+                return True
+        hangs.unlink()
+        return comes_within(process, limit_s)
+
+    monkeypatch.setattr(InstanceProcess, "_comes_within", counted_from_there)
     engine = loaded(workshop, DECLARED, sum_config(declares=True))
     assert isinstance(engine, LimitsCalls)
     assert [1] == answers(engine, row(0, 1, start=True))
@@ -285,6 +299,8 @@ def test_processes_that_cannot_start_are_waited_for_and_the_instance_is_not_read
     path = workshop.version_dir("sum") / "model.py"
     code = path.read_text()
     path.write_text("raise ValueError('it is broken now')")
+    clock = SimpleNamespace(now=time.monotonic())
+    monkeypatch.setattr(current_process, "time", SimpleNamespace(monotonic=lambda: clock.now))
     kill(engine)
 
     text = [answers(engine, row(0, 1)) for _ in range(3)][-1]
@@ -292,8 +308,7 @@ def test_processes_that_cannot_start_are_waited_for_and_the_instance_is_not_read
     assert "it is broken now" in str(text)
     assert not engine.is_ready()
     path.write_text(code)
-    now = time.monotonic()
-    monkeypatch.setattr(current_process.time, "monotonic", lambda: now + 60)
+    clock.now += 60
     assert engine.is_ready()
     assert [6] == answers(engine, row(0, 1)), "its state waited"
 
@@ -425,7 +440,10 @@ def test_each_instance_has_its_process_and_nothing_is_left_when_they_are_closed(
 
 
 @pytest.mark.parametrize("left", ["sys.stdout.close()", "sys.stdout = None", "os.close(1)"])
-def test_a_model_that_closes_its_output_and_leaves_a_thread_behind_ends_in_order(workshop: Workshop, left: str) -> None:
+def test_a_model_that_closes_its_output_and_leaves_a_thread_behind_ends_in_order(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch, left: str
+) -> None:
+    monkeypatch.setattr(instance_process, "CLOSE_LIMIT_S", 60)
     thread = "import sys, threading; threading.Thread(target=time.sleep, args=(600,)).start()"
     method = DECLARED.replace("            total", f"            {thread}; {left}\n            total")
     engine = loaded(workshop, method, sum_config(declares=True))
@@ -438,8 +456,11 @@ def test_a_model_that_closes_its_output_and_leaves_a_thread_behind_ends_in_order
     assert 0 == process.returncode
 
 
-def test_what_the_model_logs_and_counts_is_the_executor_s(workshop: Workshop, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_the_model_logs_and_counts_is_the_executor_s(
+    workshop: Workshop, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also of a model that is asked something all the time."""
+    monkeypatch.setattr(instance_process, "READY_LIMIT_S", 60)
     workshop.python(
         "talker",
         """
@@ -468,15 +489,17 @@ def test_what_the_model_logs_and_counts_is_the_executor_s(workshop: Workshop, ca
     engine.run([Row({})], [False])
     deadline = time.monotonic() + 60
     families: list[CustomFamily] = []
+    records: list[logging.LogRecord] = []
     while time.monotonic() < deadline:
         families = [family for family in custom_families() if family.name == "process_test_seen"]
-        if families and families[0].samples[0].value == 1 and len(caplog.records) >= 3:
+        records = [record for record in caplog.records if record.name == "seqmesh.model"]
+        if families and families[0].samples[0].value == 1 and len(records) >= 3:
             break
         assert engine.is_ready()
         time.sleep(0.05)
-    said = [(record.levelname, record.getMessage()) for record in caplog.records if record.name == "seqmesh.model"]
+    said = [(record.levelname, record.getMessage()) for record in records]
     assert [("WARNING", "odd"), ("DEBUG", "fine"), ("ERROR", str(workshop.version_dir("talker")))] == said
-    assert "talker" == vars(caplog.records[-1])["fields"]["model"]
+    assert "talker" == vars(records[-1])["fields"]["model"]
     assert 1 == families[0].samples[0].value
     engine.close()
     assert "process_test_seen" not in [family.name for family in custom_families()]
@@ -597,20 +620,30 @@ time.sleep(600)
 """
 
 
+def named_memory(pid: int) -> list[str]:
+    """What a process has of the folder of shared memory, where others come and go."""
+    named = [line.partition("/")[1:] for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+    found = ["".join(path) for path in named]
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            found.append(str(descriptor.readlink()))
+    return [path for path in found if path.startswith("/dev/shm/") and not path.endswith(" (deleted)")]
+
+
 def test_a_process_ends_with_its_executor_and_leaves_no_memory(tmp_path: Path) -> None:
     """Also if the executor is killed without warning; the memory has no name that could stay."""
-    shm = set(Path("/dev/shm").iterdir())
     code = ORPHAN.format(path=[path for path in sys.path if path], directory=str(tmp_path))
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
-        assert Path(f"/proc/{pid}").exists()
+        assert [] == named_memory(parent.pid) + named_memory(pid)
         parent.kill()
     deadline = time.monotonic() + 60
-    while Path(f"/proc/{pid}").exists() and " Z " not in Path(f"/proc/{pid}/stat").read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    assert shm >= set(Path("/dev/shm").iterdir())
+    # It may be gone at any time.
+    with suppress(FileNotFoundError, ProcessLookupError):
+        while " Z " not in Path(f"/proc/{pid}/stat").read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
 
 
 PACKAGE = "unheard_of_package"
