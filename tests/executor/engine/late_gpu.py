@@ -104,11 +104,14 @@ def late_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     current = [torch.device("cpu")]
     streams: list[LateStream] = []
     pinned = set[int]()
+    kept: list[torch.Tensor] = []
+    """What is pinned stays, so that no other tensor ever lies there."""
 
     def made(*sizes: Any, pin_memory: bool = False, **named: Any) -> torch.Tensor:
         memory = empty(*sizes, **named)
         if pin_memory:
             pinned.add(_memory(memory))
+            kept.append(memory)
             memory.fill_(GARBAGE)
         return memory
 
