@@ -11,6 +11,7 @@ import struct
 import sys
 import tarfile
 import tempfile
+import threading
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +26,8 @@ from executor.engine.python.process.frames import INLINE_BYTES, KEPT_BYTES, Fram
 from executor.engine.python.process.host import Forwarding
 from executor.engine.python.process.instance_process import CannotStartError, InstanceProcess
 from executor.engine.python.process.kept import KeptByMethods, KeptForReplay, KeptStates
-from executor.engine.python.process.messages import LoadStates, LogLine, Ran, Restore, Run
+from executor.engine.python.process.messages import Answered, AnswersTaken, LoadStates, LogLine, Ran, Restore, Run
+from executor.engine.python.process.open_requests import OpenRequests
 from executor.engine.python.process.restarts import AT_ONCE, DELAY_MAX_S, Restarts
 from shared.contract.errors import LoadError
 from shared.contract.tensors import Tensor
@@ -147,6 +149,31 @@ def test_an_instance_that_cannot_start_says_so_and_leaves_nothing(monkeypatch: p
     # The threads of tests before may close something of theirs at any time.
     assert before >= set(Path("/proc/self/fd").iterdir())
     assert ([("kill",), ("wait",)] if call == "os.pidfd_open" else []) == [one[:1] for one in process.mock_calls]
+
+
+def test_an_answer_behind_which_another_request_is_opened_is_told_as_taken() -> None:
+    """Else the model would wait for room for its next answer, and no further one would come."""
+    taken, may_end, told = threading.Event(), threading.Event(), threading.Event()
+
+    def send(_: object) -> None:
+        taken.set()
+        may_end.wait()
+
+    def order(given: object) -> None:
+        if given == AnswersTaken(1, 4):
+            told.set()
+
+    answers, process = Mock(is_cancelled=False, send=send), Mock(order=order)
+    opened = OpenRequests("m_0", ended=Mock(), process=lambda: process, stray=Mock())
+    number = opened.opened(Row({}, answers=answers), wanted=False)
+    opened.came(process, Answered(number, RowResult([STATE["S"]]), None, last=False))
+    assert taken.wait(60)
+
+    opened.opened(Row({}, answers=Mock(is_cancelled=False)), wanted=False)
+    may_end.set()
+
+    assert told.wait(60)
+    opened.close()
 
 
 STATE = {"S": Tensor("S", "INT32", (1,), b"1234")}

@@ -200,6 +200,9 @@ class OpenRequests:
             if one is None:
                 return
             if isinstance(one, threading.Event):
+                # It may have kept an answer before it from being told as taken.
+                if (process := self._process()) is not None:
+                    self._tell_taken(process)
                 one.set()
                 continue
             self._take(*one)
@@ -218,7 +221,11 @@ class OpenRequests:
                 request.answers.send(result)
         if not answered.last:
             self._taken = AnswersTaken(self._taken.count + 1, self._taken.bytes + answer_bytes(answered.result))
-        if self._taken.count >= TAKEN_AT_ONCE or self._came.empty():
+        self._tell_taken(process)
+
+    def _tell_taken(self, process: InstanceProcess) -> None:
+        """Tells the process how many answers were taken, unless others follow at once."""
+        if self._taken.count >= TAKEN_AT_ONCE or (self._taken.count and self._came.empty()):
             process.order(self._taken)
             self._taken = AnswersTaken(0, 0)
 
