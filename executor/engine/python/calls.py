@@ -168,10 +168,17 @@ class Execution:
 
     def over(self) -> None:
         """`execute` has returned: for whatever it has left open, nobody waits."""
-        self._is_over = True
+        with self._lock:
+            self._is_over = True
         for wait in waits():
             if wait.thread == self.thread:
                 end_wait(wait.number)
+
+    def wait(self, call: ModelCall) -> None:
+        """From now on the instance waits for the answer to a call, unless `execute` has just returned."""
+        with self._lock:
+            if not self._is_over:
+                begin_wait(call, self.model, self.instance, self.thread)
 
     @property
     def is_waiting_here(self) -> bool:
@@ -311,7 +318,7 @@ def waiting_for(call: ModelCall) -> Generator[None]:
     if running is None:
         yield
         return
-    begin_wait(call, running.model, running.instance, running.thread)
+    running.wait(call)
     try:
         yield
     finally:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from contextvars import copy_context
 from typing import Any
 from unittest.mock import Mock
 
@@ -21,7 +22,7 @@ from executor.engine.base import Engine, Origin, ReleasesSequences, Row, RowErro
 from executor.engine.null_rows import NULL_ROW
 from executor.engine.python import calls
 from executor.engine.python import triton_python_backend_utils as pb_utils
-from executor.engine.python.calls import CallAnswer, ModelCall
+from executor.engine.python.calls import CallAnswer, Execution, ModelCall
 from executor.engine.python.process.engine import ProcessEngine
 from executor.engine.python.process.made_calls import MadeCalls
 from executor.engine.python.process.messages import GiveUpCall, MakeCall, ReadResponse
@@ -719,6 +720,24 @@ def test_what_is_heard_of_behind_its_batch_holds_up_nobody(
     assert 1 == len(door.calls)
     assert not calls.waits()
     engine.close()
+
+
+def test_an_execute_that_ends_while_its_coroutine_begins_to_wait_waits_for_nothing() -> None:
+    """The coroutine is on another thread."""
+
+    class Ending(Execution):
+        @property
+        def is_waiting_here(self) -> bool:
+            is_waiting = super().is_waiting_here
+            self.over()
+            return is_waiting
+
+    def check() -> None:
+        calls.execution.set(Ending("caller", "caller_0", ()))
+        with calls.waiting_for(ModelCall(1, "other")):
+            assert not calls.waits()
+
+    copy_context().run(check)
 
 
 def test_a_message_of_an_older_gateway_belongs_to_no_call() -> None:
