@@ -36,6 +36,7 @@ from tests.gateway.requests.test_cancellation import until
 
 STEP = {"inputs": [{"name": "INPUT", "datatype": "INT32", "shape": [1, 1], "data": [1]}]}
 SUM = "/v2/models/running_sum/infer"
+SOON_S = 60.0
 
 
 def step(sequence: int, *, start: bool = False) -> dict[str, Any]:
@@ -47,7 +48,7 @@ async def test_what_is_in_flight_is_answered_before_the_gateway_ends(
 ):
     """Stopping with a step open: the port closes, the step is answered, then the gateway ends."""
     async with (
-        gateway_running(gateway_settings) as gateway,
+        gateway_running(gateway_settings, grace_s=SOON_S) as gateway,
         aiohttp.ClientSession(f"http://{gateway.url}", raise_for_status=False) as session,
     ):
 
@@ -77,10 +78,11 @@ async def test_what_is_in_flight_is_answered_before_the_gateway_ends(
 
 
 async def test_what_comes_while_stopping_is_served_and_its_caller_told_to_leave(
-    gateway_settings: GatewaySettings, executor: FakeExecutor
+    gateway_settings: GatewaySettings, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
 ):
     """A START too. The connection is kept for that moment, and ends with the answer."""
-    async with gateway_running(gateway_settings) as gateway:
+    monkeypatch.setattr("gateway.http.connection.LEAVING_PATIENCE_S", SOON_S)
+    async with gateway_running(gateway_settings, grace_s=SOON_S) as gateway:
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.addresses.http_port)
         head = f"POST {SUM} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
         body = json.dumps(step(5, start=True)).encode()
@@ -100,8 +102,9 @@ async def test_what_comes_while_stopping_is_served_and_its_caller_told_to_leave(
 
 
 async def test_who_is_not_answered_within_the_grace_is_told_so_over_both_protocols(
-    gateway_settings: GatewaySettings, executor: FakeExecutor
+    gateway_settings: GatewaySettings, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
 ):
+    monkeypatch.setattr("gateway.service.LAST_WORD_S", SOON_S)
     async with (
         gateway_running(gateway_settings, grace_s=0.2) as gateway,
         aiohttp.ClientSession(f"http://{gateway.url}", raise_for_status=False) as session,
@@ -146,8 +149,9 @@ async def frame(reader: asyncio.StreamReader) -> tuple[int, int, bytes]:
 async def test_a_grpc_client_is_told_to_leave_and_served_until_it_goes(
     gateway_settings: GatewaySettings, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("gateway.ports.serving.SEE_OFF_S", 60.0)
-    async with gateway_running(gateway_settings) as gateway:
+    for module in ("ports.serving", "grpc.wire.connection"):
+        monkeypatch.setattr(f"gateway.{module}.SEE_OFF_S", SOON_S)
+    async with gateway_running(gateway_settings, grace_s=SOON_S) as gateway:
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.addresses.grpc_port)
         writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, SETTINGS, 0, 0, 0, 0, 0)))
         assert (await frame(reader))[0] == SETTINGS
@@ -227,6 +231,7 @@ async def test_who_is_in_flight_when_a_loop_of_the_gateway_fails_is_told_what_to
     async def fail(_: Replies) -> None:
         raise RuntimeError("a mistake of ours")
 
+    monkeypatch.setattr("gateway.service.LAST_WORD_S", SOON_S)
     with pytest.raises(ExceptionGroup):  # noqa: PT012 - what is raised is the gateway's end, of which the rest hears
         async with gateway_running(gateway_settings) as gateway:
             await executor.pause()
@@ -287,7 +292,7 @@ async def test_a_background_task_that_loses_a_cancellation_holds_no_stop_up(
 
     monkeypatch.setattr(gateway.parts, "tell", deaf)
     async with (
-        asyncio.timeout(20),
+        asyncio.timeout(SOON_S),
         asyncio.TaskGroup() as group,
         gateway.parts.running_parts(gateway_settings.bounded(), "g", keys, Tracing(), Tasks(group)),
     ):
