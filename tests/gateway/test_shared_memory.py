@@ -22,6 +22,7 @@ from tritonclient.utils import InferenceServerException
 from tritonclient.utils import shared_memory as shm
 
 from gateway.settings import GatewaySettings
+from shared.contract.ids import sequence_id
 from tests.gateway.fake_executor import FakeExecutor, RunningGateway, gateway_running
 
 INT_BYTES = 4
@@ -121,6 +122,14 @@ async def client(request: pytest.FixtureRequest, gateway: RunningGateway) -> Asy
             yield Client(grpc_client, service)
 
 
+async def admitted(executor: FakeExecutor) -> None:
+    """Waits until the START of sequence 3 has been accepted, which its executor leaves where it is."""
+    record = executor.keys.sequence(sequence_id("running_sum", "", 3)).record
+    async with asyncio.timeout(60):
+        while not await executor.commands.exists(record):
+            await asyncio.sleep(0.005)
+
+
 def as_document(region: Any) -> dict[str, Any]:
     return {field: getattr(region, field) for field in ("name", "key", "offset", "byte_size")}
 
@@ -202,7 +211,7 @@ async def test_what_a_request_names_is_copied_when_it_is_admitted(
     answer = asyncio.create_task(
         client.step([client.given("INPUT", place)], [client.wanted("OUTPUT")], sequence_id=3, sequence_start=True)
     )
-    await asyncio.sleep(0.1)
+    await admitted(executor)
     place.put(9)
     os.truncate(place.path, 0)
     executor.paused.clear()
@@ -218,7 +227,7 @@ async def test_a_region_that_is_put_away_meanwhile_gets_its_answer(
     await executor.pause()
     given, wanted = [client.given("INPUT", place)], [client.wanted("OUTPUT", result)]
     answer = asyncio.create_task(client.step(given, wanted, sequence_id=3, sequence_start=True))
-    await asyncio.sleep(0.1)
+    await admitted(executor)
     await client.service.unregister_system_shared_memory()
     executor.paused.clear()
     await answer
