@@ -132,14 +132,19 @@ async def test_a_client_that_has_taken_much_of_its_answer_may_pause(
 ) -> None:
     """As with a body that comes: what counts is the pace since the beginning."""
     monkeypatch.setattr("gateway.ports.serving.CHECK_S", 0.02)
-    monkeypatch.setattr("gateway.http.connection.PATIENCE_S", 0.5)
+    monkeypatch.setattr("gateway.http.connection.PATIENCE_S", 10.0)
     monkeypatch.setattr("gateway.http.connection.SLOWEST_BYTES_S", 1)
+    # The pause is made by hand: a patience short enough to wait for could be over before the client reads at all.
+    loop, paused_s = asyncio.get_running_loop(), 0.0
+    now = loop.time
+    monkeypatch.setattr(loop, "time", lambda: now() + paused_s)
     async with serving(large, settings=SECURE if tls else None) as port, asyncio.timeout(SOON_S):
         reader, writer = await connected(port, tls=tls)
         writer.write(REQUEST.removesuffix(b"\r\n") + ending + b"\r\n")
         await reader.readuntil(b"\r\n\r\n")
         await reader.readexactly(LARGE_BYTES // 2)
-        await asyncio.sleep(1.0)
+        paused_s = 20.0
+        await asyncio.sleep(0.1)
 
         assert LARGE_BYTES // 2 == len(await reader.readexactly(LARGE_BYTES // 2))
         writer.close()
@@ -223,7 +228,11 @@ async def early(scope: Any, receive: Any, send: Any) -> None:
     await send_bytes(send, 404, b"hello")
 
 
-async def test_an_early_answer_leaves_the_connection_as_it_is_when_the_rest_comes() -> None:
+async def test_an_early_answer_leaves_the_connection_as_it_is_when_the_rest_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for module in ("hypercorn_protocol", "llhttp_connection"):
+        monkeypatch.setattr(f"gateway.http.{module}.LINGER_S", SOON_S)
     async with serving(early) as port, asyncio.timeout(SOON_S):
         reader, writer = await connected(port)
         for _ in range(2):
@@ -240,6 +249,7 @@ async def test_an_early_answer_says_that_the_connection_ends(head: bytes, monkey
     """When the rest of the request does not come; and it reaches a client that goes on to send."""
     for module in ("hypercorn_protocol", "llhttp_connection"):
         monkeypatch.setattr(f"gateway.http.{module}.LINGER_S", 0.1)
+    monkeypatch.setattr("gateway.http.connection.LINGER_S", SOON_S)
     async with serving(early) as port, asyncio.timeout(SOON_S):
         reader, writer = await connected(port)
         writer.write(b"POST / HTTP/1.1\r\nhost: x\r\n" + head + b"\r\n3e8\r\n")
@@ -276,10 +286,10 @@ async def test_what_an_application_does_not_read_is_not_taken(monkeypatch: pytes
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Servers that have little patience with heads and bodies."""
+    """Servers that have little patience with heads and bodies that have begun."""
     monkeypatch.setattr("gateway.ports.serving.CHECK_S", 0.02)
-    for name in ("gateway.http.server.HEAD_S", "gateway.http.connection.HEAD_S", "gateway.http.connection.PATIENCE_S"):
-        monkeypatch.setattr(name, 0.1)
+    for name in ("HEAD_S", "PATIENCE_S"):
+        monkeypatch.setattr(f"gateway.http.connection.{name}", 0.1)
 
 
 BODY_HEAD = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n"
@@ -297,7 +307,13 @@ BODY_HEAD = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n"
     ],
     ids=["nothing", "head", "second head", "no body", "body", "chunk"],
 )
-async def test_a_request_that_does_not_come_is_given_up(hasty: None, sent: bytes, told: bytes) -> None:
+async def test_a_request_that_does_not_come_is_given_up(
+    hasty: None, sent: bytes, told: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not sent:
+        # The time of the first head counts from the connection's beginning: what is sent may come when it is over.
+        monkeypatch.setattr("gateway.http.server.HEAD_S", 0.1)
+
     async def app(scope: Any, receive: Any, send: Any) -> None:
         while (await receive()).get("more_body"):
             pass

@@ -67,7 +67,10 @@ def parser(request: pytest.FixtureRequest) -> HttpParser:
 
 
 @pytest.fixture
-async def port(parser: HttpParser) -> AsyncIterator[int]:
+async def port(parser: HttpParser, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
+    # Who is refused while it sends byte by byte takes its time, and would lose the answer.
+    for name in ("LINGER_S", "PATIENCE_S"):
+        monkeypatch.setattr(f"gateway.http.connection.{name}", SOON_S)
     async with serving(app, parser=parser) as port:
         yield port
 
@@ -135,7 +138,7 @@ REFUSED = {
     "two hosts": (GET.replace(b"host: x", b"host: x\r\nhost: y"), 400),
     "nul": (GET.replace(b"host: x", b"host: x\r\na: b\0"), 400),
     "large head": (GET.replace(b"host: x", b"host: x\r\na: " + b"b" * 20_000), 431),
-    "endless head": (b"GET /" + b"a" * 100_000, 431),
+    "endless head": (b"GET /" + b"a" * 20_000, 431),
     "many headers": (GET.replace(b"host: x", b"host: x" + b"\r\na:" * HEADERS_MAX), 431),
     "another version": (GET.replace(b"1.1", b"1.2"), 505),
     "no version": (b"GET /\r\n\r\n", 400),

@@ -152,6 +152,9 @@ async def test_an_answer_before_the_body_leaves_the_connection_or_says_that_it_e
 ) -> None:
     """Whoever gives it."""
     head = f"{target} HTTP/1.1\r\nhost: x\r\n{header}\r\ncontent-length: 1000\r\n\r\n".encode()
+    lingers = [f"gateway.http.{module}.LINGER_S" for module in ("hypercorn_protocol", "llhttp_connection")]
+    for linger_s in lingers:
+        monkeypatch.setattr(linger_s, SOON_S)
     async with connected(small_gateway) as client:
         for _ in range(2):
             await client.send(head)
@@ -161,8 +164,8 @@ async def test_an_answer_before_the_body_leaves_the_connection_or_says_that_it_e
             assert (expected, None) == (status, headers.get("connection"))
 
         if "content-encoding" not in header:
-            monkeypatch.setattr("gateway.http.hypercorn_protocol.LINGER_S", 0.1)
-            monkeypatch.setattr("gateway.http.llhttp_connection.LINGER_S", 0.1)
+            for linger_s in lingers:
+                monkeypatch.setattr(linger_s, 0.1)
             await client.send(head)
             status, headers, _ = await client.answer()
             assert (expected, "close") == (status, headers["connection"])
