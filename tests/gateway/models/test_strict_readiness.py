@@ -48,6 +48,6 @@ async def test_one_broken_model_counts_only_when_readiness_is_strict(
 
         # What was unloaded is not missed.
         await show(executor, UNLOADED)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not all((await ready(gateway)).values()):
                 await asyncio.sleep(0.05)

@@ -304,7 +304,7 @@ async def test_a_client_that_takes_no_more_ends_an_endless_stream(
     if reads:
         await reader.readuntil(b"\n\n")
         writer.close()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await ended.wait()
     writer.close()
 
@@ -326,7 +326,7 @@ async def test_a_client_that_leaves_while_it_waits_gives_the_step_up(
             async with http.get(f"http://127.0.0.1:{gateway.addresses.metrics_port}/metrics") as response:
                 page = await response.text()
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await in_flight_becomes(1)
         writer.close()
         await in_flight_becomes(0)

@@ -98,8 +98,12 @@ async def test_status_and_error_of_each_route(
 
 
 async def test_metrics_count_this_gateway_and_the_mesh_on_both_ports(
-    gateway: RunningGateway, session: aiohttp.ClientSession, executor: FakeExecutor
+    gateway: RunningGateway,
+    session: aiohttp.ClientSession,
+    executor: FakeExecutor,
+    monkeypatch: pytest.MonkeyPatch,
 ):
+    monkeypatch.setattr("gateway.models.metrics.MESH_LIMIT_S", 60)
     counts = {"success_count": 3, "inference_count": 12345678, "queue_ns": 5_000_000, "fail_BACKEND": 2}
     tally = executor.keys.tally(executor.keys.home_shard("echo"), "echo", "1", "0")
     await executor.commands.rpush(tally, packed(counts))
@@ -362,12 +366,11 @@ async def test_index_of_ready_models_only(session: aiohttp.ClientSession, execut
     )
     await executor.membership.update(executor.registration)
     lines: Any = []
-    for _ in range(100):
-        async with session.post("/v2/repository/index") as response:
-            lines = await response.json()
-        if len(lines) == 2:
-            break
-        await asyncio.sleep(0.05)
+    async with asyncio.timeout(60):
+        while len(lines) != 2:
+            await asyncio.sleep(0.05)
+            async with session.post("/v2/repository/index") as response:
+                lines = await response.json()
     async with session.post("/v2/repository/index", json={"ready": True}) as response:
         ready = await response.json()
 
