@@ -45,6 +45,10 @@ async def executor(redis_url: str, keys: Keyspace) -> AsyncIterator[FakeExecutor
     await fake.join()
     task = asyncio.create_task(fake.run())
     yield fake
+    # A script that is on its way would make keys behind those that are removed here.
+    resting = asyncio.create_task(fake.pause())
+    await asyncio.wait([task, resting], return_when=asyncio.FIRST_COMPLETED)
+    resting.cancel()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     # What a live sequence leaves is the scheduler's to remove; there is none here.

@@ -157,7 +157,7 @@ class FakeExecutor:
         for model in self.models:
             record = ModelRecord(model, f'{{"name":"{model.name}"}}', ("1",), labels=LABELS.get(model.name, {}))
             await self.membership.publish(record)
-        await self.membership.register(self.registration, lease_ms=60_000)
+        await self.membership.register(self.registration, lease_ms=600_000)
 
     async def pause(self) -> None:
         """From here on nothing is done."""
