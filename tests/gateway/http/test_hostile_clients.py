@@ -16,9 +16,10 @@ import aiohttp
 import pytest
 
 from gateway.bounds.descriptors import METRICS
+from gateway.ports.serving import TELL_S
 from gateway.settings import HttpParser
 from tests.gateway.fake_executor import FakeExecutor
-from tests.gateway.gateway_process import GatewayProcess, gateway_process
+from tests.gateway.gateway_process import GRACE, GatewayProcess, gateway_process
 
 TLS = Path(__file__).parents[2] / "fixtures" / "tls"
 pytestmark = pytest.mark.timeout(300)
@@ -49,7 +50,7 @@ async def process(
     request: pytest.FixtureRequest, redis_url: str, executor: FakeExecutor
 ) -> AsyncGenerator[GatewayProcess]:
     parser = f"--http-parser={request.param}"
-    async with gateway_process(redis_url, executor.keys.prefix, parser, descriptors=DESCRIPTORS) as process:
+    async with gateway_process(redis_url, executor.keys.prefix, parser, GRACE, descriptors=DESCRIPTORS) as process:
         yield process
 
 
@@ -103,14 +104,17 @@ SLOW = {
 
 
 async def test_health_and_metrics_answer_beside_slow_clients(process: GatewayProcess) -> None:
-    """On whatever port they are; and the log says that there are too many, once for a port, not for each of them."""
+    """On whatever port they are; and the log says that there are too many, once a minute for a port, not for each of
+    them."""
+    began = time.monotonic()
     for port, kinds in SLOW.items():
         for sent in kinds:
             async with clients(process.ports[port], SLOW_CLIENTS, sent):
                 assert await status(process.ports["metrics"], "/metrics") == 200
                 assert await status(process.ports["http"], HEALTH) == 200
 
-    assert 1 <= process.said.count(b"connections refused") <= len(SLOW), process.said.decode()
+    most = len(SLOW) + (time.monotonic() - began) // TELL_S
+    assert 1 <= process.said.count(b"connections refused") <= most, process.said.decode()
 
 
 @pytest.mark.parametrize(("of_each", "path"), [(METRICS // 2, HEALTH), (METRICS, "/metrics")])
@@ -177,7 +181,7 @@ async def test_clients_that_do_not_take_their_answers_leave_nothing(process: Gat
     async with clients(process.ports["http"], 5, BULKY):
         assert await status(process.ports["http"], HEALTH) == 200
 
-        assert await process.stopped_s() < 15.0
+        await process.stop()
 
 
 async def test_a_stop_does_not_wait_for_what_does_not_come(process: GatewayProcess) -> None:
@@ -186,4 +190,4 @@ async def test_a_stop_does_not_wait_for_what_does_not_come(process: GatewayProce
     async with heads, bodies:
         await until(lambda: process.http_connections == 10)
 
-        assert await process.stopped_s() < 15.0
+        await process.stop()
