@@ -93,7 +93,8 @@ async def test_replies_come_again_when_what_redis_has_refused_for_a_while_is_all
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """For how many entries each read has asked; one may bring 3 MiB."""
+    """For how many entries each read has asked; one may bring 3 MiB, and none ends without entries: the next one would
+    ask for as many as ever."""
     found, exchange = list[int](), Link.exchange
 
     async def noted(self: Link, commands: Sequence[Sequence[Any]], **given: Any) -> Any:
@@ -102,6 +103,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(Link, "exchange", noted)
     monkeypatch.setattr("gateway.requests.replies.READ_BYTES", 3 << 20)
+    monkeypatch.setattr("gateway.requests.replies.READ_BLOCK_MS", 600_000)
     return found
 
 
