@@ -10,6 +10,7 @@ import pytest
 
 from gateway.parts import GatewayParts
 from gateway.requests.infer_call import InferCall
+from gateway.requests.script_calls import CallKind
 from gateway.settings import GatewaySettings
 from shared.contract.errors import UnavailableError
 from shared.contract.messages import ReplyMessage, encode
@@ -59,7 +60,7 @@ def call(action: TimeoutAction, timeout_ms: int) -> InferCall:
 async def take(executor: FakeExecutor, action: TimeoutAction, count: int = 1) -> list[str]:
     """The executor takes what is in the queue, when that many requests are."""
     queue, work = executor.keys.work_queue(action.name, "1"), WorkScripts(executor.keys)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while await executor.commands.zcard(queue.queue) < count:
             await asyncio.sleep(0.001)
     load = ModelLoad(action.name, "1", "0")
@@ -84,25 +85,28 @@ async def test_a_request_that_nobody_takes_is_refused_when_its_timeout_ends(
     )
 
     with pytest.raises(UnavailableError, match=r"^Request timeout expired$") as refused:
-        await asyncio.wait_for(late, 30)
+        await asyncio.wait_for(late, 60)
 
     assert refused.value.accepted
     (left,) = await take(executor, TimeoutAction.REJECT)
     assert [True] == await finish(executor, TimeoutAction.REJECT, [left])
-    await asyncio.wait_for(patient, 30)
+    await asyncio.wait_for(patient, 60)
 
 
 async def test_a_request_that_was_taken_in_time_is_answered_once_by_who_has_it(
     parts: GatewayParts, executor: FakeExecutor
 ):
-    running = parts.inference.submit(call(TimeoutAction.REJECT, 200))
+    running = parts.inference.submit(call(TimeoutAction.REJECT, 300_000))
     taken = await take(executor, TimeoutAction.REJECT)
+    # Its timeout ends now: not before it was taken, however late that is.
+    (pending,) = parts.replies.unanswered
+    parts.dispatch._departures[pending.shard].put(pending, CallKind.REFUSE_LATE)
     with pytest.raises(UnavailableError, match="Request timeout expired"):
-        await parts.inference.submit(call(TimeoutAction.REJECT, 400))
+        await parts.inference.submit(call(TimeoutAction.REJECT, 20))
 
     assert not running.done()
     assert [True] == await finish(executor, TimeoutAction.REJECT, taken)
-    await asyncio.wait_for(running, 30)
+    await asyncio.wait_for(running, 60)
 
 
 async def test_a_request_that_is_only_delayed_stays_in_its_queue(parts: GatewayParts, executor: FakeExecutor):
@@ -111,4 +115,4 @@ async def test_a_request_that_is_only_delayed_stays_in_its_queue(parts: GatewayP
         await parts.inference.submit(call(TimeoutAction.REJECT, 100))
 
     assert [True] == await finish(executor, TimeoutAction.DELAY, await take(executor, TimeoutAction.DELAY))
-    await asyncio.wait_for(delayed, 30)
+    await asyncio.wait_for(delayed, 60)
