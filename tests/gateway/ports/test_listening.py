@@ -67,9 +67,10 @@ async def greet(listening: socket.socket, name: bytes) -> None:
 
 
 async def test_who_leaves_a_port_serves_what_is_queued_and_the_others_get_the_rest(
-    port: int, shared: tuple[socket.socket, socket.socket]
+    port: int, shared: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No connection is reset, neither one that waited to be accepted, nor one that began while the socket left."""
+    monkeypatch.setattr("gateway.ports.listening.QUEUE_S", SOON_S)
     leaving, staying = shared
     queue = [connected(port) for _ in range(CLIENTS)]
     waiting = queued(leaving)

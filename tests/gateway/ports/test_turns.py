@@ -51,6 +51,7 @@ async def test_turns_of_the_loop_are_told_apart() -> None:
 async def test_clients_take_turns_in_which_connections_begin(monkeypatch: pytest.MonkeyPatch) -> None:
     """One with a thousand connections, for all of which something has come at once, keeps another one from little."""
     monkeypatch.setattr("gateway.ports.turns.ENTERING_MAX", 2)
+    monkeypatch.setattr("gateway.ports.turns.ENTERING_S", 1e9)
     turns, begun = LoopTurns(), list[str]()
     for number in range(MANY):
         turns.enter("many", partial(begun.append, f"many {number}"))
