@@ -48,10 +48,11 @@ from shared.store.scripts import Scripts
 from shared.store.work_scripts import Take, Taken, WorkDone, WorkScripts
 from tests.scripted_mesh import commit_of
 
-IDLE_MS = 30_000
-GRACE_MS = 10_000
+IDLE_MS = 1_200_000
+GRACE_MS = 600_000
 """Of `left_sum`'s orphans."""
-TOMBSTONE_MS = 5_000
+TOMBSTONE_MS = 600_000
+"""As the others, longer than any test takes: none is about the end of one."""
 
 
 def running_sum(name: str = "running_sum", **batching: Any) -> ModelConfig:
