@@ -88,7 +88,7 @@ class InferenceTwin(Inference):
 
     async def wait_for_calls(self, count: int) -> None:
         """Returns once that many calls have come."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while len(self.calls) < count:
                 self._arrived.clear()
                 await self._arrived.wait()

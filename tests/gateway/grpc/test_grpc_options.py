@@ -62,7 +62,7 @@ def stub_of(channel: grpc.aio.Channel) -> Any:
 async def status_of(call: Any) -> tuple[str, str]:
     """Code and text of a call that fails."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await call
     return caught.value.code().name, caught.value.details() or ""
 

@@ -129,7 +129,7 @@ async def test_answers_are_classified_one_at_a_time_also_those_of_clients_that_h
                 return [error async for _, error in client.stream_infer(requests())]
 
             leaving = [asyncio.create_task(client.infer("sum", inputs, outputs=outputs)) for _ in range(4)]
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while not threads:
                     await asyncio.sleep(0)
             for task in leaving:
@@ -152,7 +152,7 @@ async def test_tritonclient_infers_with_callbacks(address: str) -> None:
         with triton.InferenceServerClient(address) as client:
             for number in range(8):
                 client.async_infer("sum", [tensor([number], "INT32")], callback=callback)
-            return sorted(results.get(timeout=30) for _ in range(8))
+            return sorted(results.get(timeout=60) for _ in range(8))
 
     assert list(range(8)) == await asyncio.to_thread(infer)
 
@@ -218,7 +218,7 @@ async def test_a_caller_who_leaves_abandons_the_answer(stub: Any, twin: Any) -> 
 
     call.cancel()
 
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await asyncio.wait(twin.futures)
     assert twin.futures[0].cancelled()
 

@@ -16,7 +16,7 @@ from hyperframe.frame import GoAwayFrame
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 LIVE = "/inference.GRPCInferenceService/ServerLive"
-SOON_S = 30.0
+SOON_S = 60.0
 
 
 class ClientSide(H2Connection):
