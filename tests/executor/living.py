@@ -27,6 +27,8 @@ from shared.traces.tracing import Tracing
 from tests.scripted_mesh import ScriptedMesh
 
 SHARDS = 2
+LEASE_MS = 600_000
+"""Longer than any test: whoever wants the end of a lease deletes its key."""
 
 
 @dataclass(frozen=True)
@@ -76,12 +78,15 @@ async def living(
     name: str,
     *more: str,
     redis_timeout_ms: int = 10_000,
+    lease_ms: int = LEASE_MS,
     applied: Callable[[], Applied] | None = None,
 ) -> AsyncGenerator[Running]:
     """Runs an executor of one model, and of more. Afterwards it is gone as if it had been killed: its lease and inbox
     stay. applied: as `Registration.run` takes it
     """
-    settings = ExecutorSettings(redis_url=redis_url, key_prefix=key_prefix, shards=SHARDS, models=(models,), name=name)
+    settings = ExecutorSettings(
+        redis_url=redis_url, key_prefix=key_prefix, shards=SHARDS, models=(models,), name=name, lease_ms=lease_ms
+    )
     keys = Keyspace(key_prefix, SHARDS)
     asking = connect(redis_url)
     bytes_max = await value_bytes_max(asking)

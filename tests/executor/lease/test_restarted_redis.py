@@ -50,9 +50,7 @@ async def test_an_executor_goes_on_unless_redis_has_lost_what_it_had_acknowledge
     async with living(private_server.url, PREFIX, tmp_path / "models", "sum", "a") as a:
         await added(mesh, 1, a.executor)
         assert 3 == await added(mesh, 2)
-        # What a server that comes back with older data would have lost; the lease is kept, however long this takes.
-        membership = Membership(mesh.redis, mesh.keys)
-        assert await membership.renew(a.executor, lease_ms=600_000)
+        # What a server that comes back with older data would have lost.
         if lost:
             await mesh.redis.hset(record, mapping=lost)
         private_server.stop()
@@ -66,7 +64,7 @@ async def test_an_executor_goes_on_unless_redis_has_lost_what_it_had_acknowledge
             with pytest.raises(ExceptionGroup) as ended:
                 await a.task
             assert ended.group_contains(OlderDataError)
-            (member,) = await membership.members()
+            (member,) = await Membership(mesh.redis, mesh.keys).members()
             assert (False, True) == (member.alive, member.registration.leaving)
 
 
@@ -154,7 +152,6 @@ async def test_a_step_that_was_taken_in_and_lost_is_not_run_in_the_place_of_anot
             entry = await mesh.redis.xadd(inbox, about)
             while [3] != [holding.accepted for holding in a.registration.serving.holdings]:
                 await asyncio.sleep(0.01)
-            assert await Membership(mesh.redis, mesh.keys).renew(a.executor, lease_ms=600_000)
 
             proxy.refuse("")
             await mesh.redis.xdel(inbox, entry)
