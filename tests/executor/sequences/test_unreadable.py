@@ -36,6 +36,19 @@ async def mesh(redis: Redis, key_prefix: str) -> AsyncIterator[ScriptedMesh]:
 
 
 @pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> asyncio.Semaphore:
+    """The executor looks at its registration as often as this is released. To be named before the executor."""
+    looks, is_known = asyncio.Semaphore(0), Membership.is_known
+
+    async def when_let(membership: Membership, executor: ExecutorId) -> bool:
+        await looks.acquire()
+        return await is_known(membership, executor)
+
+    monkeypatch.setattr(Membership, "is_known", when_let)
+    return looks
+
+
+@pytest.fixture
 async def executor(redis_url: str, key_prefix: str, tmp_path: Path, mesh: ScriptedMesh) -> AsyncIterator[Running]:
     add_sum_model(tmp_path / "models", "sum")
     async with living(redis_url, key_prefix, tmp_path / "models", "sum", "a") as running:
@@ -174,12 +187,13 @@ async def test_a_record_that_its_owner_cannot_read_loses_its_sequence_alone(
 
 
 async def test_a_record_of_the_model_that_cannot_be_read_is_published_anew(
-    mesh: ScriptedMesh, executor: Running
+    mesh: ScriptedMesh, looks: asyncio.Semaphore, executor: Running
 ) -> None:
     client, membership = mesh.redis, Membership(mesh.redis, mesh.keys)
     for damage in (lambda: client.hset(mesh.keys.models, "sum", b"{torn"), lambda: client.delete(mesh.keys.models)):
         await damage()
         assert {} == await membership.models()
+        looks.release()
         async with asyncio.timeout(PATIENCE_S):
             while "sum" not in await membership.models():
                 await asyncio.sleep(0.05)
