@@ -237,7 +237,7 @@ async def test_no_proxy_of_the_environment_is_asked_for_a_gateway(make: Make, mo
         nobody.bind(("127.0.0.1", 0))
         monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{nobody.getsockname()[1]}")
         monkeypatch.delenv("no_proxy", raising=False)
-        caller = await make(FakeGateway(answering), timeout_s=5.0)
+        caller = await make(FakeGateway(answering))
 
         assert "" == (await caller()).error
 
@@ -380,18 +380,25 @@ async def test_without_a_gateway_a_call_fails_when_patience_is_over(
 
 async def test_a_deadline_answers_and_is_passed_on(make: Make) -> None:
     left: list[float] = []
+    answers = False
 
     async def note(request: Any, context: Any) -> Any:
         left.append(context.time_remaining())
-        await asyncio.sleep(600)
+        return await (answering if answers else never)(request, context)
 
-    caller = await make(FakeGateway(note), timeout_s=30.0)
+    async def due(in_ms: int) -> CallAnswer:
+        return await caller(msgspec.structs.replace(CALL, deadline_ms=time.time_ns() // 1_000_000 + in_ms))
 
-    said = await caller(msgspec.structs.replace(CALL, deadline_ms=time.time_ns() // 1_000_000 + 300))
+    caller = await make(FakeGateway(note), timeout_s=600.0)
 
+    said = await due(300)
     assert "UNAVAILABLE" == said.error_code
     assert "not answered in time" in said.error
-    assert 0 < left[0] <= 0.3
+
+    # Of the first one a gateway may have heard nothing in its time.
+    answers = True
+    assert "" == (await due(60_000)).error_code
+    assert 0 < left[-1] <= 60
 
 
 async def test_a_call_that_is_given_up_is_cancelled_at_its_gateway(make: Make) -> None:
@@ -409,17 +416,22 @@ async def test_a_call_that_is_given_up_is_cancelled_at_its_gateway(make: Make) -
     await begun.wait()
     future.cancel()
 
-    await asyncio.wait_for(over.wait(), 20)
+    await asyncio.wait_for(over.wait(), 60)
 
 
 async def test_calls_to_one_sequence_are_made_one_after_the_other(make: Make) -> None:
     running: list[str] = []
     most: list[int] = []
+    side_by_side = asyncio.Event()
+    side_by_side.set()
 
     async def slow(request: Any, context: Any) -> Any:
         running.append(request.id)
         most.append(len(running))
         await asyncio.sleep(0.05)
+        if len(running) > 1:
+            side_by_side.set()
+        await side_by_side.wait()
         running.remove(request.id)
         return answer(request)
 
@@ -432,6 +444,7 @@ async def test_calls_to_one_sequence_are_made_one_after_the_other(make: Make) ->
         await asyncio.wrap_future(future)
     assert (names, [1] * 4) == ([request.id for request in gateway.requests], most)
 
+    side_by_side.clear()
     apart = [msgspec.structs.replace(call, correlation_id=call.number + 1) for call in calls]
     for future in [await caller.start(call) for call in apart]:
         await asyncio.wrap_future(future)
@@ -523,7 +536,7 @@ async def test_a_stream_may_be_given_up_on_the_thread_of_the_loop(make: Make) ->
 
     stream.cancel()
 
-    await asyncio.wait_for(gateway.over.wait(), 20)
+    await asyncio.wait_for(gateway.over.wait(), 60)
 
 
 async def test_a_stream_that_is_given_up_before_its_gateway_is_asked_is_never_asked_for(make: Make) -> None:
