@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import sys
 import threading
@@ -51,7 +52,10 @@ async def test_a_batch_that_does_not_end_is_found_and_its_place_is_told(monkeypa
     try:
         call = await watch(lambda: [worker], 0.05)
         assert "m instance" == call.worker
-        assert "threading.py" in place_of(call)
+        # Its thread may be on its way there.
+        async with asyncio.timeout(60):
+            while "threading.py" not in place_of(call):
+                await asyncio.sleep(0.001)
     finally:
         engine.told.set()
         await batch

@@ -8,6 +8,7 @@ import sys
 import threading
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -241,13 +242,22 @@ async def test_while_a_hook_hangs_requests_run_one_by_one_and_the_log_names_the_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     strategy, gate = BatchStrategy(put(tmp_path / "own.py"), PLAIN, 0.01), threading.Event()
+    loop, timeouts = asyncio.get_running_loop(), list[asyncio.Timeout]()
     waiting = Front(2, None, 0, tuple(Seen(RequestId(id), 1, 0, "") for id in "78"))
     messages = {seen.id: InferMessage("m", "1", seen.id, 0, ()) for seen in waiting.front}
     decide = partial(strategy.decide, BatchRules(4, 4, (), 0), waiting, messages)
 
     def hangs(_request: object, _batch: object) -> bool:
+        if not gate.is_set():
+            loop.call_soon_threadsafe(timeouts[-1].reschedule, loop.time())
         return gate.wait(60)
 
+    def limit(_seconds: float) -> asyncio.Timeout:
+        """Reached when the hook hangs, and not before: its thread may be late."""
+        timeouts.append(asyncio.timeout(None))
+        return timeouts[-1]
+
+    monkeypatch.setattr(custom_batching, "asyncio", SimpleNamespace(timeout=limit))
     monkeypatch.setitem(strategy._hooks, "model_batch_include_request", hangs)
     assert [1, 1] == [await decide(), await decide()]
     assert ["batch strategy hangs"] == caplog.messages

@@ -19,15 +19,17 @@ async def test_a_model_is_as_ready_as_it_says() -> None:
 
 
 async def test_a_model_that_does_not_answer_is_not_ready_until_it_has_answered() -> None:
-    answer, asked = threading.Event(), list[int]()
+    answer, begun, asked = threading.Event(), threading.Event(), list[int]()
 
     def ask() -> bool:
         asked.append(1)
+        begun.set()
         return answer.wait(60)
 
     readiness = Readiness(ask, "m", limit_s=0.01)
     await readiness.look()
     await readiness.look()
+    assert await asyncio.to_thread(begun.wait, 60)
     assert (False, 1) == (readiness.is_ready, len(asked))
     assert readiness._asked is not None
     assert 1 == len(readiness._asked._callbacks), "a look leaves none behind"

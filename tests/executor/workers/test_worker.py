@@ -273,12 +273,20 @@ async def run(worker: EngineWorker, times: int) -> None:
         await worker.run([Row(inputs={}, null=True)], [False])
 
 
+async def settle(worker: EngineWorker, engine: Threads) -> None:
+    """Runs short batches until they run on the loop. One in which garbage is collected is long."""
+    await run(worker, SETTLED)
+    async with asyncio.timeout(60):
+        while engine.names[-1] != "MainThread":
+            await run(worker, 1)
+
+
 async def test_short_batches_of_a_model_that_only_computes_run_on_the_loop_until_one_is_long() -> None:
     engine: Any = Threads()
     worker = EngineWorker(engine, "sum", "sum_0_0", InstanceIndex(0))
 
-    await run(worker, SETTLED)
-    assert ("sum_0_0", "MainThread") == (engine.names[0], engine.names[-1])
+    await settle(worker, engine)
+    assert "sum_0_0" == engine.names[0]
 
     engine.busy_s = 20 * SHORT_US / 1e6
     await run(worker, 1)
@@ -292,7 +300,7 @@ async def test_a_large_batch_runs_on_the_thread_however_short_the_small_ones_wer
     """A model that computes in Python may take seconds for it, in which the loop renews the lease."""
     engine: Any = Threads()
     worker = EngineWorker(engine, "sum", "sum_0_0", InstanceIndex(0))
-    await run(worker, SETTLED)
+    await settle(worker, engine)
     engine.names.clear()
 
     for size in (SMALL_BYTES // 2, SMALL_BYTES // 2 + 1):
@@ -315,7 +323,7 @@ async def test_a_model_that_may_wait_keeps_its_thread() -> None:
 async def test_a_batch_never_overtakes_a_call_that_the_thread_was_given() -> None:
     engine: Any = Threads()
     worker = EngineWorker(engine, "sum", "sum_0_0", InstanceIndex(0))
-    await run(worker, SETTLED)
+    await settle(worker, engine)
     engine.names.clear()
 
     await asyncio.gather(worker.load([saved(0)]), worker.run([Row(inputs={}, null=True)], [False]))
