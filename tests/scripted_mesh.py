@@ -105,7 +105,7 @@ class ScriptedMesh:
         for shard in self.keys.shards:
             stream = self.keys.replies(shard, cast(Any, GATEWAY))
             await self.redis.xadd(stream, {"opened": ""})
-            await self.redis.pexpire(stream, 60_000)
+            await self.redis.pexpire(stream, 600_000)
             self._positions[stream] = "0-0"
 
     def submission(

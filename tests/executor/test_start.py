@@ -199,7 +199,7 @@ async def served(url: str, keys: Keyspace, repository: ModelRepository) -> Async
         tasks = Tasks(group)
         serving = service._serve(settings, connections, repository, Tracing(None), cast(Any, no_calls), tasks, stop)
         task = tasks.start(serving, name="executor")
-        async with asyncio.timeout(30), connect(url) as redis:
+        async with asyncio.timeout(60), connect(url) as redis:
             while not (members := await Membership(redis, keys).members()) and not task.done():
                 await asyncio.sleep(0.01)
         yield members

@@ -17,7 +17,7 @@ from shared.contract.messages import InboxCancelled, StepFlag
 from shared.store.work_scripts import WorkHeld
 from tests.executor.core.owner import SEQUENCE, Owner, step
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class Nobody:

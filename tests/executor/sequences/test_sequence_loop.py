@@ -25,9 +25,9 @@ from executor.sequences.arrivals import FETCHES_PER_READ, PREFETCHES_PER_READ, t
 from executor.sequences.committer import Taken
 from executor.sequences.holdings import Holding
 from executor.sequences.sequence_model import SequenceModel
+from executor.workers import open_rows
 from executor.workers.devices import DeviceLostError, Devices
 from executor.workers.first_batch import FirstBatch
-from executor.workers.open_rows import FINISH_S
 from executor.workers.worker import EngineWorker
 from shared.contract.errors import Code, Reason
 from shared.contract.ids import (
@@ -68,7 +68,7 @@ from shared.store.work_scripts import WorkHeld
 from shared.traces.tracing import Tracing
 
 START, END, NONE = StepFlag.START, StepFlag.END, StepFlag.NONE
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class HeldEngine:
@@ -1007,11 +1007,11 @@ class TestGathering:
             for slot in (0, 1):
                 on.step(1, START, correlation_id=slot + 1, slot=slot)
             await until(lambda: on.commits.outcome(1, 2) is not None)
-            # A second is nothing beside the time of a batch that it has learned, and everybody came back by then.
+            # A minute is nothing beside the time of a batch that it has learned, and everybody came back by then.
             (learned,) = on.model.state.gathering
             for _ in range(RETURNS):
-                learned.times.learn(2, 100_000_000)
-                learned.returns.learn(1_000_000)
+                learned.times.learn(2, 6_000_000_000)
+                learned.returns.learn(60_000_000)
 
             on.step(2, correlation_id=1, slot=0)
             for _ in range(10):
@@ -1282,7 +1282,10 @@ class TestLateAnswers:
             late.end(RowResult(()))
             await until(lambda: on.commits.outcome(1) is StepOutcome.DONE)
 
-    async def test_nothing_stays_open_of_a_sequence_that_left_while_its_batch_ran(self) -> None:
+    async def test_nothing_stays_open_of_a_sequence_that_left_while_its_batch_ran(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(open_rows, "FINISH_S", 10 * PATIENCE_S)
         late = LateAnswer()
         async with stage(config(Oldest(4)), lambda _: RowResult((), open=True, late=late)) as on:
             on.step(1, START)
@@ -1290,11 +1293,14 @@ class TestLateAnswers:
             on.model.handle(OwnershipOver(sequence_id("m", "", 7), Epoch(1)))
             on.engines[0].let_go()
 
-            await asyncio.wait_for(on.model.quiet(), FINISH_S / 2)
+            await asyncio.wait_for(on.model.quiet(), PATIENCE_S)
             late.end(RowResult(()))
             assert [] == on.commits.steps
 
-    async def test_an_answer_to_a_sequence_that_is_gone_goes_nowhere_and_is_not_waited_for(self) -> None:
+    async def test_an_answer_to_a_sequence_that_is_gone_goes_nowhere_and_is_not_waited_for(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(open_rows, "FINISH_S", 10 * PATIENCE_S)
         late = LateAnswer()
         async with stage(config(Oldest(4)), lambda _: RowResult((), open=True, late=late)) as on:
             on.step(1, START)
@@ -1304,7 +1310,7 @@ class TestLateAnswers:
 
             assert late.is_cancelled
             late.end(RowResult(()))
-            await asyncio.wait_for(on.model.quiet(), FINISH_S / 2)
+            await asyncio.wait_for(on.model.quiet(), PATIENCE_S)
             assert [] == on.commits.steps
 
 

@@ -15,7 +15,7 @@ from shared.store.keyspace import Keyspace, WorkKeys
 from shared.store.link import Link
 
 MANY = 100
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class Noting(Link):

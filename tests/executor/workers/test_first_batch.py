@@ -58,7 +58,7 @@ async def test_everybody_who_waits_for_it_is_let_go() -> None:
 
     queued = 2
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await asyncio.gather(*waiting)
 
 

@@ -56,7 +56,7 @@ async def staged() -> AsyncGenerator[Stage]:
 
 async def until(condition: object) -> None:
     assert callable(condition)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0)
 
