@@ -21,7 +21,16 @@ from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from executor.calls.gateways import CallGateway, Gateways, NoGatewayError, load_grpc
-from executor.calls.protocol import Outcome, answer_of, failure_of, outcome_of, request_of, rpc_error, streamed
+from executor.calls.protocol import (
+    Outcome,
+    answer_of,
+    failure_of,
+    outcome_of,
+    request_of,
+    rpc_error,
+    streamed,
+    unsent_error,
+)
 from executor.engine.python.calls import CallAnswer, ModelCall
 from shared.contract.calls import CALL_KEY, call_value
 from shared.contract.errors import Code
@@ -264,7 +273,9 @@ class Stream:
         self._rpc = gateway.stream(timeout=self._client.left_s(call), metadata=metadata)
         try:
             await self._rpc.write(request)
-            await self._rpc.done_writing()
+            # If the RPC is over, how it ended is read.
+            with suppress(unsent_error()):
+                await self._rpc.done_writing()
             return await self._read()
         except rpc_error() as error:
             return await self._client.failed(gateway, call, error)

@@ -35,13 +35,15 @@ CODES = {
 """Of gRPC's statuses; any other one is INTERNAL."""
 UNKNOWN_MODEL = "Request for unknown model: "
 DECOUPLED = "decoupled transaction policy"
+UNSENT = "Internal error from Core"
+"""What gRPC says of a stream that was over before its request was sent, in place of how it ended."""
 
 
 class Outcome(Enum):
     """What an RPC's error says of its call.
 
     ANSWERED      it is the answer
-    AGAIN         the mesh asks for the same request again, later
+    AGAIN         the mesh asks for the same request again, later, or nothing is known of the call but that it is over
     GATEWAY_GONE  the gateway has gone, takes nothing, or is full: another one may take the call
     TOO_LATE      the call's deadline has passed
     """
@@ -57,6 +59,13 @@ def rpc_error() -> type[Exception]:
     import grpc  # noqa: PLC0415
 
     return grpc.aio.AioRpcError
+
+
+def unsent_error() -> type[Exception]:
+    """The class of what gRPC raises when it cannot send because the RPC is over."""
+    import grpc  # noqa: PLC0415
+
+    return grpc.aio.InternalError
 
 
 def request_of(call: ModelCall, first_answer: int = 0) -> bytes:
@@ -162,6 +171,8 @@ def outcome_of(error: Any) -> Outcome:
             return Outcome.GATEWAY_GONE
         case "UNAVAILABLE" | "CANCELLED" if retry is None and ANSWERED_KEY not in trailing:
             return Outcome.GATEWAY_GONE
+        case "INTERNAL" if error.details() == UNSENT:
+            return Outcome.AGAIN
         case _:
             return Outcome.ANSWERED
 
