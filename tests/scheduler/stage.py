@@ -283,7 +283,7 @@ class Stage:
             executor=executor,
             load=ModelLoad(MODEL, "1", "0"),
             idle_ms=idle_ms,
-            tombstone_ms=10_000,
+            tombstone_ms=600_000,
         )
         (code,) = await self.scripts.run(call)
         return code
@@ -306,7 +306,7 @@ class Stage:
         """The gateway listens."""
         for shard in self.keys.shards:
             await self.commands.xadd(self.keys.replies(shard, self.gateway), {"-": "-"})
-            await self.commands.pexpire(self.keys.replies(shard, self.gateway), 60_000)
+            await self.commands.pexpire(self.keys.replies(shard, self.gateway), 600_000)
 
     async def replies(self) -> dict[str, ReplyMessage]:
         """The last reply of each token."""

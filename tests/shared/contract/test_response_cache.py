@@ -201,7 +201,7 @@ async def cached(redis: Redis, key_prefix: str) -> Cached:
     made = Cached(redis, keys)
     stream = keys.replies(made.shard, GATEWAY)
     await made.redis.xadd(stream, {"opened": ""})
-    await made.redis.pexpire(stream, 60_000)
+    await made.redis.pexpire(stream, 600_000)
     return made
 
 

@@ -522,7 +522,7 @@ class Game:
             for gateway in (GATEWAY, OTHER):
                 stream = self.mesh.keys.replies(shard, cast("Any", gateway))
                 self.positions[stream] = await self.mesh.redis.xadd(stream, {"opened": ""})
-                await self.mesh.redis.pexpire(stream, 60_000)
+                await self.mesh.redis.pexpire(stream, 600_000)
 
     async def move(self) -> None:
         number = self.chance.choice(IDS)
