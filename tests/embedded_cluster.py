@@ -12,7 +12,7 @@ from shared.store.cluster import slot_of
 
 KEYS_MOVED = 10
 """In one command of a move: few, so that others come between."""
-MOVE_TIMEOUT_MS = 5_000
+MOVE_TIMEOUT_MS = 60_000
 
 
 class EmbeddedCluster(ClusteredRedis):

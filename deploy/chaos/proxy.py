@@ -30,7 +30,7 @@ import uvloop
 HOST = "127.0.0.1"
 PIECE_BYTES = 1 << 16
 NAME = re.compile(rb"SETNAME\r\n\$\d+\r\n([^\r]+)\r\n")
-CLOSE_TIMEOUT_S = 10.0
+CLOSE_TIMEOUT_S = 60.0
 
 T = TypeVar("T")
 
