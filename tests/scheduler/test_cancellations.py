@@ -240,7 +240,7 @@ class Game:
         runner = self.chance.choice(self.runners)
         while runner.commits:
             step = runner.commits.popleft()
-            (code,) = await self.mesh.committed(runner.name, step, idle_ms=600_000, tombstone_ms=60_000)
+            (code,) = await self.mesh.committed(runner.name, step, idle_ms=600_000, tombstone_ms=600_000)
             assert code is not CommitCode.OUT_OF_ORDER
             if code in (CommitCode.OVER, CommitCode.REFUSED):
                 runner.take(OwnershipOver(step.sequence, step.epoch))
@@ -251,14 +251,14 @@ class Game:
         """An executor is lost. Half of them wake up later: what they computed is committed too late."""
         runner = self.runners.pop(self.chance.randrange(len(self.runners)))
         self.add_runner()
-        await self.mesh.take_over(runner.name, tombstone_ms=60_000)
+        await self.mesh.take_over(runner.name, tombstone_ms=600_000)
         self.runners.append(runner)
         await self.flush_late(runner)
 
     async def flush_late(self, runner: Runner) -> None:
         self.runners.remove(runner)
         for step in runner.commits:
-            late = await self.mesh.committed(runner.name, step, idle_ms=600_000, tombstone_ms=60_000)
+            late = await self.mesh.committed(runner.name, step, idle_ms=600_000, tombstone_ms=600_000)
             assert late in ([CommitCode.REFUSED], [CommitCode.BEFORE])
 
     # -- the end --------------------------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ MOVES = 150
 SLOTS = 2
 IDS = tuple(range(1, 9))
 NOTHING = {"INPUT": np.zeros((1, 1), np.int32)}
-IDLE_MS, TOMBSTONE_MS = 600_000, 60_000
+IDLE_MS, TOMBSTONE_MS = 600_000, 600_000
 START, END, NONE, PAGEABLE = StepFlag.START, StepFlag.END, StepFlag.NONE, StepFlag.PAGEABLE
 
 

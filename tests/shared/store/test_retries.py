@@ -28,7 +28,7 @@ ONE, TWO = ({"INPUT": np.full((1, 1), value, np.int32)} for value in (1, 2))
 START, END, NONE = StepFlag.START, StepFlag.END, StepFlag.NONE
 ALICE, BOB, EVE = ExecutorId("alice-1"), ExecutorId("bob-1"), ExecutorId("eve-1")
 OTHER = "g-other"
-TOMBSTONE_MS = 60_000
+TOMBSTONE_MS = 600_000
 
 pytestmark = pytest.mark.leaves_sequences
 
