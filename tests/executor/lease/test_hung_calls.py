@@ -46,6 +46,8 @@ class Stuck:
 async def test_a_batch_that_does_not_end_is_found_and_its_place_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where a model has put something of its own in the place of standard error."""
     monkeypatch.setattr(sys, "stderr", io.StringIO())
+    # Else a test's process that stands still for a tenth of a second would end.
+    monkeypatch.setattr("executor.lease.hung_calls.HELD_UP_LIMITS", 10_000)
     engine = Stuck()
     worker = EngineWorker(engine, "m", "m instance", InstanceIndex(0))  # pyright: ignore[reportArgumentType]
     batch = worker.run([], [])
