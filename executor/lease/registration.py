@@ -133,6 +133,8 @@ class Registration:
         )
         self._started_ms = time.time_ns() // 1_000_000
         self._listed: Mapping[str, ModelSource] = {}
+        # Whoever ends the lease here says why: that it was lost would be wrong.
+        self._gives_up = False
         self._retired = asyncio.Event()
         # Of the registration before this one nothing runs any more.
         self._retired.set()
@@ -209,6 +211,7 @@ class Registration:
         with suppress(*LOST_OR_REFUSED):
             await self._metering.flush()
         # Last: until the lease ends, the commits above are accepted.
+        self._gives_up = True
         try:
             await self._connections.membership.leave(self._registration())
         except CONNECTION_LOST as error:
@@ -310,6 +313,8 @@ class Registration:
                 logs.warning("lease renewal delayed", executor=self.executor, cause=cause)
                 continue
             if not held:
+                if self._gives_up:
+                    return
                 raise LeaseLostError(self.executor)
 
     async def _stay_known(self) -> None:
@@ -344,6 +349,7 @@ class Registration:
 
     async def give_up(self) -> None:
         """Ends the lease, so that other executors take over at once. Without Redis the lease ends by itself."""
+        self._gives_up = True
         with suppress(TimeoutError, *CONNECTION_LOST):
             async with asyncio.timeout(self._settings.lease_ms / 1000):
                 await self._connections.membership.give_up(self.executor)

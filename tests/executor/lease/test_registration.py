@@ -584,6 +584,34 @@ async def test_leaving_finishes_what_runs_and_hands_the_rest_over(mesh: Scripted
         await end(mesh, 7)
 
 
+@pytest.mark.parametrize("how", ["leave", "give_up"])
+async def test_whoever_ends_its_lease_has_not_lost_it(
+    mesh: ScriptedMesh, executor: Life, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """A renewal may come between the end of the lease and the answer to whoever has ended it: a model that hangs, say,
+    of which nothing would be told."""
+    end_lease, renew, refused = getattr(Membership, how), Membership.renew, asyncio.Event()
+
+    async def answered_late(*arguments: Any) -> None:
+        await end_lease(*arguments)
+        await refused.wait()
+
+    async def renewed(membership: Membership, executor: ExecutorId, *, lease_ms: int) -> bool:
+        is_held = await renew(membership, executor, lease_ms=lease_ms)
+        if not is_held:
+            refused.set()
+        return is_held
+
+    monkeypatch.setattr(Membership, how, answered_late)
+    monkeypatch.setattr(Membership, "renew", renewed)
+    renew_often(monkeypatch)
+    async with executor("a") as a:
+        await getattr(a.registration, how)()
+        await asyncio.wait([a.task], timeout=0.1)
+
+        assert not a.task.done()
+
+
 async def test_an_executor_that_cannot_tell_redis_leaves_its_lease_to_its_end(
     mesh: ScriptedMesh, executor: Life, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
