@@ -18,6 +18,8 @@ from shared.store.membership import Membership
 
 HERE = process_name(socket.gethostname(), os.getpid())
 THERE = process_name("elsewhere", 7)
+TTL_MS = 600_000
+"""How long what a process has told counts here: longer than any test."""
 
 
 class Failed:
@@ -38,8 +40,9 @@ class Connections:
 
 
 @pytest.fixture
-async def connections(redis: Any, key_prefix: str) -> Connections:
+async def connections(redis: Any, key_prefix: str, monkeypatch: pytest.MonkeyPatch) -> Connections:
     """A mesh of two executors, with one instance of `a` here and one of `b` there."""
+    monkeypatch.setattr("shared.store.waiting_calls.TTL_MS", TTL_MS)
     made = Connections(redis, Keyspace(key_prefix))
     for name, host, pid, model in (("here", socket.gethostname(), os.getpid(), "a"), ("there", "elsewhere", 7, "b")):
         registration = ExecutorRegistration(ExecutorId(name), name, host, pid, 0, (ServedModel(model, "1", 1, 0),))
@@ -97,7 +100,7 @@ async def test_calls_that_come_and_go_are_no_deadlock(connections: Connections) 
 @pytest.mark.parametrize("case", ["late", "dead", "unreadable"])
 async def test_who_is_not_there_waits_for_nothing(connections: Connections, case: str) -> None:
     watch, failed = watch_of(connections)
-    await tell_there(connections, 4, age_ms=60_000 if case == "late" else 0)
+    await tell_there(connections, 4, age_ms=2 * TTL_MS if case == "late" else 0)
     if case == "dead":
         await connections.membership.give_up(ExecutorId("there"))
     elif case == "unreadable":
@@ -120,7 +123,7 @@ async def test_a_process_without_calls_says_nothing(connections: Connections) ->
 
 async def test_the_line_of_a_killed_process_goes_while_others_renew_theirs(connections: Connections) -> None:
     watch, _ = watch_of(connections)
-    await tell_there(connections, 4, age_ms=60_000)
+    await tell_there(connections, 4, age_ms=2 * TTL_MS)
 
     await watch.look([OWN])
     assert [HERE.encode()] == await connections.commands.hkeys(connections.keys.calls)
