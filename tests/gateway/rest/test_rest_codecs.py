@@ -130,11 +130,14 @@ def test_no_kind_of_number_takes_much_longer_than_others() -> None:
     texts = [b"[%b]" % b",".join([number] * 3 * EXPONENTS_MAX) for number in numbers]
 
     def seconds(read: Callable[[bytes], Any], text: bytes) -> float:
-        began = time.thread_time()
-        found = read(text)
-        taken = time.thread_time() - began
-        assert json.loads(text) == found
-        return taken
+        """The shortest of three times: the collector, or a cold cache, may fall into one of them."""
+        taken: list[float] = []
+        for _ in range(3):
+            began = time.thread_time()
+            found = read(text)
+            taken.append(time.thread_time() - began)
+            assert json.loads(text) == found
+        return min(taken)
 
     for text in texts:
         assert seconds(parse, text + b" " * LARGE_BYTES) < 8 * seconds(json.loads, text), text[:30]
