@@ -55,6 +55,20 @@ def parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> H
     return request.param
 
 
+opened: list[asyncio.StreamWriter] = []
+"""The connections of the running test's clients."""
+
+
+@pytest.fixture(autouse=True)
+async def no_connection_stays() -> AsyncIterator[None]:
+    """A client's side of TLS is open until the other side has answered its close, which may be behind the test's end:
+    the warning would be an error of whichever test runs then."""
+    yield
+    while opened:
+        opened.pop().transport.abort()
+    await asyncio.sleep(0)
+
+
 @pytest.fixture
 async def port() -> AsyncIterator[int]:
     """Where a server listens."""
@@ -165,7 +179,9 @@ async def connected(port: int, *, tls: bool = False) -> tuple[asyncio.StreamRead
         context = ssl.create_default_context(cafile=str(TLS / "ca.pem"))
         # A client that would rather speak HTTP/2.
         context.set_alpn_protocols(["h2", "http/1.1"])
-    return await asyncio.open_connection("localhost" if tls else "127.0.0.1", port, ssl=context)
+    reader, writer = await asyncio.open_connection("localhost" if tls else "127.0.0.1", port, ssl=context)
+    opened.append(writer)
+    return reader, writer
 
 
 async def until_alone(others: set[asyncio.Task[Any]]) -> None:
