@@ -20,7 +20,7 @@ from redis import Redis
 from tritonclient.utils import InferenceServerException
 
 import gateway.parts
-from deploy.local.embedded import free_port
+from deploy.local.embedded import held_port
 from gateway.grpc.server import GrpcServer
 from gateway.ports.serving import PortServer
 from gateway.requests.replies import Replies
@@ -303,7 +303,7 @@ async def test_a_redis_that_is_lost_before_the_gateway_is_open_is_told_without_a
     gateway_settings: GatewaySettings,
 ) -> None:
     """A Cluster that recovers is there one moment and not the next."""
-    settings = dataclasses.replace(gateway_settings.bounded(), redis_url=f"redis://127.0.0.1:{free_port()}")
+    settings = dataclasses.replace(gateway_settings.bounded(), redis_url=f"redis://127.0.0.1:{held_port()}")
 
     async with asyncio.TaskGroup() as group:
         with pytest.raises(UnfitRedisError, match="cannot be reached"):

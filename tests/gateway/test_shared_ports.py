@@ -19,7 +19,7 @@ import tritonclient.http as http_client
 import tritonclient.http.aio as http_aio
 from tritonclient.utils import InferenceServerException
 
-from deploy.local.embedded import free_port
+from deploy.local.embedded import held_port
 from gateway.settings import GatewaySettings
 from shared.contract.errors import MeshError
 from tests.gateway.fake_executor import FakeExecutor, gateway_running
@@ -36,8 +36,8 @@ def shared_settings(gateway_settings: GatewaySettings) -> GatewaySettings:
     return dataclasses.replace(
         gateway_settings,
         reuse_port=True,
-        http_port=free_port(),
-        grpc_port=free_port(),
+        http_port=held_port(),
+        grpc_port=held_port(),
         allow_client_shm=True,
         client_shm_prefix="seqmesh-test-",
     )
