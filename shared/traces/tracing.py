@@ -151,7 +151,8 @@ class RecordedStep(StepSpan):
 
     def accepted(self, step: int, *, repeated: bool = False, at_ns: int = 0) -> None:
         self.accepted_ns = at_ns or time.time_ns()
-        if not self.of_ensemble:
+        # The answer may be faster than what Redis says of the step: then `end` has recorded it.
+        if not self.of_ensemble and not self.ended:
             self._child(SpanName.GATEWAY, self.begin_ns, self.accepted_ns)
         if step:
             self.attributes["seqmesh.step"] = step

@@ -173,6 +173,17 @@ def test_a_repeated_start_does_not_record_the_root_again() -> None:
     assert True is kept.spans[1].attributes["seqmesh.repeated"]
 
 
+def test_a_step_that_is_answered_before_its_acceptance_is_told_has_each_span_once() -> None:
+    """The answer comes over another connection than what Redis says of the step."""
+    kept = Kept()
+    step = Tracing(kept).begin_step(SEQUENCE, "running_sum", start=True, trace_headers={})
+    step.replied()
+    step.end()
+    step.accepted(1)
+
+    assert ["gateway", "reply", "sequence.start", "step"] == sorted(span.name for span in kept.spans)
+
+
 def test_a_refused_request_has_no_start_and_carries_its_error(otlp_receiver: OtlpReceiver, subject: Tracing) -> None:
     step = subject.begin_step(SEQUENCE, "running_sum", start=True, trace_headers={})
     step.end("the backlog is full", "UNAVAILABLE")
