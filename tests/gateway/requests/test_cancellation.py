@@ -18,7 +18,7 @@ from shared.contract.ids import sequence_id
 from shared.contract.tensors import Tensor
 from shared.store.keyspace import Keyspace
 from tests.gateway.fake_executor import FakeExecutor
-from tests.gateway.requests.test_lost_connections import step, total, without_ports
+from tests.gateway.requests.test_lost_connections import settled, step, total, without_ports
 
 SEQUENCE = sequence_id("running_sum", "", 1)
 
@@ -121,6 +121,7 @@ async def test_a_step_whose_caller_leaves_before_it_is_sent_is_not_sent(
     callers[2].cancel()
 
     await asyncio.gather(*callers, return_exceptions=True)
+    await settled(parts, before + 4)
 
     assert (4, 4) == (len(executor.received), parts.dispatch.sent - before)
 
@@ -133,6 +134,7 @@ async def test_a_round_trip_carries_no_more_than_redis_runs_at_once(
     before = parts.dispatch.round_trips
 
     await asyncio.gather(*(parts.inference.submit(step(1, number, start=True)) for number in range(1, 4)))
+    await settled(parts, 3)
 
     assert 3 == parts.dispatch.round_trips - before
 

@@ -160,6 +160,15 @@ def total(answer: Any) -> int:
     return struct.unpack("<i", answer.message.outputs[0].raw)[0]
 
 
+async def settled(parts: GatewayParts, count: int) -> None:
+    """Waits until the gateway has heard what Redis says of so many requests, all in all. What the executor answers
+    comes over another connection, and may be faster.
+    """
+    async with asyncio.timeout(60):
+        while parts.dispatch.sent < count:
+            await asyncio.sleep(0.005)
+
+
 def is_submit(chunk: bytes) -> bool:
     return b"FCALL" in chunk and b"running_sum|" in chunk
 
@@ -204,7 +213,8 @@ def departures_of(parts: GatewayParts) -> Departures:
 async def test_connections_that_were_cut_while_idle_harm_no_step(behind_proxy: GatewayParts, proxy: Proxy):
     """Nothing had been sent: even a step that cannot be told from its first attempt is sent on a new one."""
     await behind_proxy.inference.submit(step(1, start=True))
-    for value in (2, 4):
+    for count, value in enumerate((2, 4), 1):
+        await settled(behind_proxy, count)
         idle: Any = departures_of(behind_proxy)._link
         proxy.cut_all()
         async with asyncio.timeout(60):
@@ -394,6 +404,9 @@ async def test_a_full_redis_refuses_what_is_new_and_is_no_news_with_every_reques
             await redis.config_set("maxmemory", 0)
             await parts.inference.submit(step(2))
 
+            async with asyncio.timeout(60):
+                while "redis has room again" not in told:
+                    await asyncio.sleep(0.005)
             assert [line for line in told if line.startswith("redis")] == [
                 "redis is full, new requests are refused: raise its maxmemory",
                 "redis has room again",
@@ -546,6 +559,7 @@ async def test_no_request_waits_until_the_clock_is_read_again(
     parts: GatewayParts, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
 ):
     assert 1 == total(await parts.inference.submit(step(1, start=True)))
+    await settled(parts, 1)
     exchange, sent = Link.exchange, list[Any]()
 
     async def noted(link: Link, commands: Sequence[Sequence[Any]], **rest: Any) -> list[Any]:

@@ -25,7 +25,7 @@ from shared.store.script_values import Orphan
 from shared.store.scripts import Scripts
 from tests.gateway.fake_executor import GRACE_MS, FakeExecutor, RunningGateway, running_sum
 from tests.gateway.requests.test_cancellation import until
-from tests.gateway.requests.test_lost_connections import step, total, without_ports
+from tests.gateway.requests.test_lost_connections import settled, step, total, without_ports
 from tests.mesh.traffic import sum_of, tensor
 
 GRACED = "left_sum"
@@ -168,6 +168,7 @@ async def test_connections_that_a_stopping_gateway_cuts_count_for_nothing(
     cut, gone = parts.inference.connection(), parts.inference.connection()
     await parts.inference.submit(left_step(1, 1, start=True), cut)
     await parts.inference.submit(left_step(1, 2, start=True), gone)
+    await settled(parts, 2)  # a step that is accepted later is told at once
     parts.inference.stopping = True
     cut.end()
     parts.inference.stopping = False
