@@ -136,7 +136,11 @@ def module_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningMes
         add_sum_model(repository, name)
     config = repository / add_sum_model(repository, "broken_sum") / "config.pbtxt"
     config.write_text(config.read_text().replace("max_batch_size: 32", "max_batch_size: -1"))
-    environment = {"SEQMESH_MODEL_CONTROL_MODE": "explicit", "SEQMESH_LOAD_MODEL": "running_sum,dropped_sum"}
+    environment = {
+        "SEQMESH_MODEL_CONTROL_MODE": "explicit",
+        "SEQMESH_LOAD_MODEL": "running_sum,dropped_sum",
+        "SEQMESH_LEASE_MS": "3000",  # a busy machine must not look like dead executors, which load and unload nothing
+    }
     with running_mesh(directory / "data", (repository,), executors=2, gateways=2, environment=environment) as mesh:
         yield mesh
 

@@ -104,6 +104,8 @@ def mesh(make_mesh: MakeMesh, tmp_path: Path) -> RunningMesh:
     add_forgetful_model(models)
     bounds = {"SEQMESH_SHARDS": "1", "SEQMESH_BACKLOG_MAX": "1", "SEQMESH_SEQUENCE_INFLIGHT_MAX": "2"}
     bounds["SEQMESH_TOMBSTONE_SECONDS"] = "3600"
+    # A busy machine must not look like a dead executor: the situations would be others.
+    bounds["SEQMESH_LEASE_MS"] = "3000"
     mesh = make_mesh(models=(models, MISBEHAVING), gateways=2, environment=bounds)
     mesh.keys = Keyspace(mesh.keys.prefix, 1)
     return mesh
