@@ -8,11 +8,12 @@ import random
 import re
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 import numpy as np
 import tritonclient.grpc.aio as grpc_aio
+from redis import RedisCluster
 
 from shared.contract.ids import sequence_id
 from tests.incidents.conftest import BRIEF_US
@@ -128,19 +129,31 @@ def float_tensor(value: float) -> Any:
 
 
 async def slots_seen(mesh: RunningMesh, model: str, over: asyncio.Event) -> int:
-    """Looks again and again at who has which slot, all at one moment; in how many moments all of them were taken."""
-    full = 0
+    """Looks again and again at who has which slot, all at one moment (on a Cluster all of a shard); in how many moments
+    all of them were taken."""
+    full, is_cluster = 0, isinstance(mesh.redis, RedisCluster)
     pattern = mesh.keys.sequence(sequence_id(model, "", "x")).record.partition("{")[0]
     while not over.is_set():
         keys = [key for key in mesh.redis.scan_iter(match=f"{pattern}*seq:*", count=1000) if model.encode() in key]
-        with mesh.redis.pipeline(transaction=True) as pipe:
-            for key in keys:
-                pipe.hmget(key, PLACE)
-            places = [tuple(place[1:]) for place in pipe.execute() if place[0] == b"l"]
-        assert len(places) == len(set(places)), "two sequences in one slot"
-        full += len(places) == mesh.slots(model)
+        taken = 0
+        for seen_together in of_shards(keys) if is_cluster else [keys]:
+            with mesh.redis.pipeline(transaction=True) as pipe:
+                for key in seen_together:
+                    pipe.hmget(key, PLACE)
+                places = [tuple(place[1:]) for place in pipe.execute() if place[0] == b"l"]
+            assert len(places) == len(set(places)), "two sequences in one slot"
+            taken += len(places)
+        full += taken == mesh.slots(model)
         await asyncio.sleep(0.02)
     return full
+
+
+def of_shards(keys: Iterable[bytes]) -> list[list[bytes]]:
+    """The keys by their hash tags."""
+    found: dict[bytes, list[bytes]] = {}
+    for key in keys:
+        found.setdefault(key.partition(b"{")[2].partition(b"}")[0], []).append(key)
+    return list(found.values())
 
 
 async def test_triton_8449_full_slots_without_end_move_on_and_nothing_spins(mesh: RunningMesh) -> None:
