@@ -35,6 +35,9 @@ REPLY_CHARACTERS = 400
 POSITION_BYTES = 1024
 """Of the cache, for each character."""
 
+# On a busy machine two executors need a minute to import torch, for whichever test comes first and after each kill.
+pytestmark = pytest.mark.timeout(300)
+
 MODEL_PY = """
 import pathlib
 
@@ -166,7 +169,6 @@ def pieces_of(seed: int, count: int) -> list[str]:
     return ["".join(chance.choices("abcdefgh ", k=chance.choice([1, 1, 1, 2, 5, 40]))) for _ in range(count)]
 
 
-@pytest.mark.timeout(300)  # on a busy machine two executors need a minute to import torch
 async def test_texts_go_on_as_if_undisturbed_though_executors_are_killed(mesh: RunningMesh) -> None:
     texts = {(model, seed): pieces_of(seed, 20) for model in MODELS for seed in range(6)}
     async with http_aio.InferenceServerClient(mesh.http(), conn_limit=64) as client:
@@ -192,7 +194,6 @@ async def test_texts_go_on_as_if_undisturbed_though_executors_are_killed(mesh: R
     assert undisturbed == disturbed.result()
 
 
-@pytest.mark.timeout(300)
 async def test_a_reply_goes_on_where_its_executor_was_killed(mesh: RunningMesh) -> None:
     """Every character comes once and in its order, and the next reply knows what was said before."""
     said = ["Alice ", "was beginning ", "to get very tired"]

@@ -27,6 +27,7 @@ def new(*arguments: str, code: int = 0) -> str:
     return result.output
 
 
+@pytest.mark.timeout(300)  # on a busy machine an executor needs a minute to import torch, and onnxruntime
 async def test_every_kind_of_new_model_is_served_as_it_was_written(tmp_path: Path) -> None:
     repository = tmp_path / "models"
     for kind in KINDS:

@@ -36,6 +36,9 @@ sequence_batching {{ {strategy} max_sequence_idle_microseconds: 60000000 }}
 instance_group [ {{ kind: KIND_CPU count: 2 }} ]
 """
 
+# On a busy machine two executors need a minute to import torch, for whichever test comes first and after each kill.
+pytestmark = pytest.mark.timeout(300)
+
 
 def save(module: torch.nn.Module, directory: Path, *, traced: bool = False) -> None:
     """As people save: `torch.jit.save`, and nothing of ours."""
