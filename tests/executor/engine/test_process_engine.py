@@ -554,7 +554,7 @@ def test_a_model_sees_that_nobody_waits_for_a_row_any_more(workshop: Workshop, o
         while not cancelled.wait(0.01):
             engine.cancel(rows[1])
 
-    thread = threading.Thread(target=cancel)
+    thread = threading.Thread(target=cancel, daemon=True)
     thread.start()
     seen = engine.run(rows, [False, False]).rows
     cancelled.set()
@@ -597,7 +597,9 @@ def test_a_model_that_hangs_when_it_is_asked_for_its_readiness_has_one_thread_fo
 
     # The order to cancel comes behind those to ask.
     waits, over = Row({}), threading.Event()
-    cancelling = threading.Thread(target=lambda: [engine.cancel(waits) for _ in iter(lambda: over.wait(0.01), True)])
+    cancelling = threading.Thread(
+        target=lambda: [engine.cancel(waits) for _ in iter(lambda: over.wait(0.01), True)], daemon=True
+    )
     cancelling.start()
     assert [1] == answers(engine, waits)
     over.set()

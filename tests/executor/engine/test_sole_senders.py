@@ -401,7 +401,7 @@ sender.send(response(value), FINAL)
         while not over.wait(0.01):
             engine.cancel(one)
 
-    cancelling = threading.Thread(target=cancel)
+    cancelling = threading.Thread(target=cancel, daemon=True)
     cancelling.start()
     (result,) = run(engine, one)
     over.set()
