@@ -319,8 +319,8 @@ class SeesCancellation(Protocol):
     """An engine whose model may ask whether anybody still waits for a row."""
 
     def cancel(self, row: Row) -> None:
-        """Nobody waits for this row, which `run` was given, any more. Changes nothing if it does not run now. May be
-        called from another thread, while a batch runs.
+        """Nobody waits for this row any more, which runs, or which `run` is about to be given. Changes nothing if its
+        batch is over. May be called from another thread, while a batch runs.
         """
         ...
 

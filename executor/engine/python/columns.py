@@ -15,6 +15,7 @@ from executor.engine.error_texts import quoted
 from executor.engine.null_rows import zeros
 from executor.engine.python.slot_states import States
 from executor.engine.python.tensor import Column, ModelTensor, TypedTensor
+from executor.engine.python.unwanted_rows import UnwantedRows
 from shared.contract.model_config import ModelConfig, TensorSpec
 from shared.contract.tensors import NUMPY_TYPE, Tensor, to_numpy
 
@@ -25,7 +26,7 @@ class Sources:
     version    of the model; -1 if that is no number
     names      in the order in which they are looked up: inputs, controls, states
     outputs    names of the declared outputs: a request that names none gets all of them
-    cancelled  rows that run now, and for which nobody waits any more, by their id as objects
+    unwanted   rows for which nobody waits any more
     """
 
     def __init__(self, config: ModelConfig, version: str) -> None:
@@ -37,7 +38,7 @@ class Sources:
         self.states = [state.input_name for state in config.states]
         self.names = (*self.inputs, *(control.name for control in config.controls), *self.states)
         self.outputs = tuple(config.outputs_by_name)
-        self.cancelled: dict[int, Row] = {}
+        self.unwanted = UnwantedRows()
 
 
 class Columns(dict[str, Column]):

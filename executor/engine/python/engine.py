@@ -136,7 +136,6 @@ class PythonEngine:
         self._in_order = isinstance(strategy, Oldest) and strategy.preserve_ordering
         self._reader = ResponseReader(config, request.state_value_bytes_max)
         self._sources = Sources(config, request.version)
-        self._running: Sequence[Row] = ()
         version_dir = request.model_dir / request.version
         path = request.code or model_path(version_dir, config.default_model_filename)
         self.only_computes = only_computes(path.read_bytes())
@@ -208,22 +207,14 @@ class PythonEngine:
 
     def run(self, rows: Sequence[Row], want_state: Sequence[bool]) -> BatchResult:
         """See `base.Engine.run`. Tensors are made when the model asks for them: that time counts as the model's."""
-        self._running = rows
         try:
             return self._run(rows, want_state)
         finally:
-            self._running = ()
-            self._sources.cancelled.clear()
-
-    def expect(self, rows: Sequence[Row]) -> None:
-        """These rows run next: they may be cancelled from now on."""
-        self._running = rows
+            self._sources.unwanted.batch_over(rows)
 
     def cancel(self, row: Row) -> None:
         """See `base.SeesCancellation`."""
-        if any(one is row for one in self._running):
-            # With the row itself, so that no other row has its id.
-            self._sources.cancelled[id(row)] = row
+        self._sources.unwanted.add(row)
 
     def _run(self, rows: Sequence[Row], want_state: Sequence[bool]) -> BatchResult:
         if self.batch_rows:

@@ -72,9 +72,9 @@ class RowRequest(interface.InferenceRequest):
         return self.sole_sender
 
     def _sender(self) -> SoleSender:
-        row, cancelled = self._row, self.columns.sources.cancelled
+        row, unwanted = self._row, self.columns.sources.unwanted
         # Without this request: the sender is to go as soon as the model lets go of it.
-        return SoleSender(lambda: id(row) in cancelled)
+        return SoleSender(lambda: row in unwanted)
 
     def requested_output_names(self) -> set[str]:
         """What the caller asked for; all outputs when he named none, as in Triton."""

@@ -522,10 +522,11 @@ def test_a_model_that_cannot_be_loaded_says_why_and_the_executor_lives(
         workshop.load(sum_config(declares=True))
 
 
-@pytest.mark.parametrize("own_process", [False, True])
-def test_a_model_sees_that_nobody_waits_for_a_row_any_more(workshop: Workshop, own_process: bool) -> None:
-    """Only for the row that was cancelled, and only while it runs."""
-    workshop.own_process = own_process
+@pytest.fixture(params=[False, True])
+def patient(workshop: Workshop, request: pytest.FixtureRequest) -> Any:
+    """A model, in both places, that says for which requests nobody waits. If the first one has an id, it waits until
+    there is such a request."""
+    workshop.own_process = request.param
     workshop.python(
         "patient",
         """
@@ -547,6 +548,28 @@ def test_a_model_sees_that_nobody_waits_for_a_row_any_more(workshop: Workshop, o
     config = plain_config("patient", "python", inputs=[], outputs=[TensorSpec("OUTPUT", "BOOL", (1,))])
     engine = workshop.load(config)
     assert isinstance(engine, SeesCancellation)
+    return engine
+
+
+def seen_by(engine: Any, *rows: Row) -> list[bool]:
+    """For which of the rows the model saw that nobody waits."""
+    results = engine.run(rows, [False] * len(rows)).rows
+    return [to_numpy(one.outputs[0]).item() for one in results]
+
+
+def test_a_model_sees_that_nobody_waits_for_a_row_of_a_batch_that_has_yet_to_begin(patient: Any) -> None:
+    """The batch was given while another one ran."""
+    ahead, unwanted = Row({}, request_id="waits"), Row({})
+    patient.cancel(unwanted)
+
+    assert [False] == seen_by(patient, Row({}))
+    assert [False, True] == seen_by(patient, ahead, unwanted)
+    assert [False, False] == seen_by(patient, Row({}), unwanted)
+
+
+def test_a_model_sees_that_nobody_waits_for_a_row_any_more(patient: Any) -> None:
+    """Only for the row that was cancelled, and only while it runs."""
+    engine = patient
     rows = [Row({}, request_id="waits"), Row({}, request_id="waits")]
     cancelled = threading.Event()
 
@@ -556,13 +579,12 @@ def test_a_model_sees_that_nobody_waits_for_a_row_any_more(workshop: Workshop, o
 
     thread = threading.Thread(target=cancel, daemon=True)
     thread.start()
-    seen = engine.run(rows, [False, False]).rows
+    seen = seen_by(engine, *rows)
     cancelled.set()
     thread.join()
     engine.cancel(rows[1])
-    again = engine.run([Row({}), Row({})], [False, False]).rows
-    for expected, results in (([False, True], seen), ([False, False], again)):
-        assert expected == [isinstance(one, RowResult) and to_numpy(one.outputs[0]).item() for one in results]
+    assert [False, True] == seen
+    assert [False, False] == seen_by(engine, Row({}), Row({}))
 
 
 def test_a_model_that_hangs_when_it_is_asked_for_its_readiness_has_one_thread_for_that(

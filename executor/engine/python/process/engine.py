@@ -34,6 +34,7 @@ from executor.engine.python.process.messages import (
 )
 from executor.engine.python.process.open_requests import LOSSES_MAX, OpenRequests, RequestInProcess
 from executor.engine.python.process.sequences import ProcessSequences
+from executor.engine.python.unwanted_rows import UnwantedRows
 from shared.contract.errors import Code, MeshError
 from shared.contract.ids import CorrelationId
 from shared.contract.tensors import Tensor
@@ -60,6 +61,8 @@ class ProcessEngine:
         """The numbers of the latest batch's requests."""
         self._given: Sequence[tuple[Row, Row]] = ()
         """The rows of the present batch, as they were given, and with where their answers go."""
+        self._unwanted = UnwantedRows()
+        """Rows as they were given."""
         self._post: Callable[[Callable[[], None]], None] | None = None
         self._is_posted = False
         self._open = OpenRequests(
@@ -87,9 +90,10 @@ class ProcessEngine:
 
     def run(self, rows: Sequence[Row], want_state: Sequence[bool]) -> BatchResult:
         """See `base.Engine.run`."""
+        given = rows
         if not self._decoupled:
-            own = [row if row.null else msgspec.structs.replace(row, answers=LateAnswer()) for row in rows]
-            self._given, rows = list(zip(rows, own, strict=True)), own
+            rows = [row if row.null else msgspec.structs.replace(row, answers=LateAnswer()) for row in rows]
+        self._given = list(zip(given, rows, strict=True))
         try:
             try:
                 result = self._run(rows, want_state)
@@ -104,6 +108,7 @@ class ProcessEngine:
             raise
         finally:
             self._given = ()
+            self._unwanted.batch_over(given)
         results = list(result.rows)
         for index, (row, one) in enumerate(zip(rows, results, strict=True)):
             if isinstance(one, RowError):
@@ -153,6 +158,8 @@ class ProcessEngine:
             ]
         self._numbers = tuple(opened.opened(row, wanted=want) for row, want in zip(given, want_state, strict=True))
         self._running = list(zip(given, self._numbers, strict=True))
+        if self._unwanted:
+            self._tell_unwanted()
         run = Run(travelling(given), wants, self._numbers, sequences.take_moved_on())
         try:
             ran = self._process.call(run)
@@ -176,10 +183,15 @@ class ProcessEngine:
 
     def cancel(self, row: Row) -> None:
         """See `base.SeesCancellation`."""
-        process = self._process.now
-        own = next((own for given, own in self._given if given is row), row)
-        for one, number in self._running:
-            if one is own and process is not None:
+        self._unwanted.add(row)
+        self._tell_unwanted()
+
+    def _tell_unwanted(self) -> None:
+        """Tells the process for which requests of the batch that runs nobody waits. Safe to repeat."""
+        process, given, running = self._process.now, self._given, self._running
+        unwanted = [own for row, own in given if row in self._unwanted]
+        for row, number in running:
+            if process is not None and any(row is own for own in unwanted):
                 process.order(NotWanted(number))
 
     # -- open requests ---------------------------------------------------------------------------

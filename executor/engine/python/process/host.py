@@ -189,7 +189,6 @@ class Side:
         with self._cancelling:
             self._running = running
             self._unwanted &= running.keys()
-            engine.expect(rows)
             for number in self._unwanted:
                 engine.cancel(running[number])
         return engine.run(rows, call.want_state)
