@@ -259,7 +259,13 @@ class EffectPerformer:
 
     async def _reject(self, rejects: Sequence[Reject]) -> None:
         calls = [
-            self._scripts.reject([_rejection(one) for one in chunk], shard=shard, model=self._model, term=self._term)
+            self._scripts.reject(
+                [_rejection(one) for one in chunk],
+                shard=shard,
+                model=self._model,
+                term=self._term,
+                tombstone_ms=self._tombstone_ms,
+            )
             for shard, chunk in self._chunks(rejects)
         ]
         await self._run(calls)

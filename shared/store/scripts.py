@@ -311,12 +311,14 @@ class Scripts(ScriptSender):
         """
         return Call("drain", [self._keys.inbox(shard, executor)], [executor, after, count, int(alive)], _read_drained)
 
-    def reject(self, rejections: Sequence[Rejection], *, shard: ShardId, model: str, term: Term) -> Call[list[int]]:
+    def reject(
+        self, rejections: Sequence[Rejection], *, shard: ShardId, model: str, term: Term, tombstone_ms: int
+    ) -> Call[list[int]]:
         """Ends waiting sequences.
 
         Returns for each the number of steps answered, -1 if it does not wait under that entry any more.
         """
-        return self._of_each("reject", rejections, self._of_leader(shard, model), (term,), list)
+        return self._of_each("reject", rejections, self._of_leader(shard, model), (term, tombstone_ms), list)
 
     def cancel(self, cancellations: Sequence[Cancellation], *, reply: bytes) -> Call[list[CancelCode]]:
         """Tells the mesh of steps (of one shard) whose callers have gone.

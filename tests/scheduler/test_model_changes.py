@@ -169,7 +169,7 @@ async def test_a_moving_sequence_of_an_unloaded_model_is_refused_with_all_its_st
 
     assert [2] == await end_all(mesh, 1)
     assert ["gone", "gone"] == [(await mesh.reply(submission)).error for submission in (first, second)]
-    assert {} == await mesh.record(1)
+    assert SubmitCode.LOST is (await mesh.submit(mesh.submission(1, value(3)))).code
 
 
 async def end_all(mesh: ScriptedMesh, *numbers: int) -> list[int]:
@@ -182,4 +182,6 @@ async def end_all(mesh: ScriptedMesh, *numbers: int) -> list[int]:
         for number in numbers
         if (record := await mesh.record(number)).get("be")
     ]
-    return await mesh.scripts.run(mesh.scripts.reject(waits, shard=shard, model="sum", term=mesh.term))
+    return await mesh.scripts.run(
+        mesh.scripts.reject(waits, shard=shard, model="sum", term=mesh.term, tombstone_ms=60_000)
+    )

@@ -489,7 +489,11 @@ class Fuzz:
             if entry := record.get(b"be"):
                 place = Assignment(sequence, entry.decode(), owner, InstanceIndex(0), SlotIndex(0))
                 calls.append(self.scripts.assign([place], **where))
-                calls.append(self.scripts.reject([Rejection(sequence, entry.decode(), b"rejected")], **where))
+                calls.append(
+                    self.scripts.reject(
+                        [Rejection(sequence, entry.decode(), b"rejected")], tombstone_ms=TOMBSTONE_MS, **where
+                    )
+                )
             if epoch := record.get(b"ep"):
                 calls.append(self.scripts.vacate([Vacation(sequence, Epoch(int(epoch)))], **where))
                 calls.append(self.scripts.pause([Pausing(sequence, 0)], **where))
@@ -638,7 +642,9 @@ class Fuzz:
             return
         sequence = self.chance.choice(waiting)
         one = Rejection(sequence, leader.waiting.pop(sequence).entry, b"rejected %d" % self.bench.calls)
-        (steps,) = self.run(self.scripts.reject([one], shard=SHARD, model=MODEL, term=leader.term))
+        (steps,) = self.run(
+            self.scripts.reject([one], shard=SHARD, model=MODEL, term=leader.term, tombstone_ms=TOMBSTONE_MS)
+        )
         self.tell(f"{sequence} is rejected: {steps}")
         if steps >= 0:
             self.truth.refused(sequence, one.reply, steps)

@@ -61,10 +61,11 @@ local function tally_slot_wait(model, version, cause, waited)
   tally(BASE .. 'tally:' .. model .. '::' .. version, cmsgpack.pack({ name .. ':' .. bucket, 1, name .. ':sum', waited }))
 end
 
--- Ends a sequence that waits for a slot: each step that is not committed gets the same reply, and no record stays.
+-- A sequence that waits for a slot leaves the line: each step that is not committed gets the same reply.
 -- Committed steps can be parked too (they are kept for a replay); they were answered before.
--- Each step is counted as failed for this reason (shared/statistics/tally.py). Returns the number of steps answered.
-local function refuse_waiting(keys, sid, reply, reason)
+-- Each step is counted as failed for this reason (shared/statistics/tally.py).
+-- Returns the number of steps answered, and the sequence's version.
+local function refuse_steps(keys, sid, reply, reason)
   local got = redis.call('HMGET', keys.record, 'be', 'dn', 'vr', 'cm', 'st', 'nx')
   local model, count = model_of(sid), 0
   local function tell(gateway, token)
@@ -81,10 +82,16 @@ local function refuse_waiting(keys, sid, reply, reason)
   -- Those who asked again, and stand in the record alone: some may wait for a step that `drain` has yet to bring here.
   each_joined(keys.record, tell)
   leave_line(BASE .. 'line:' .. model, got[5], got[3], number(got[6]), number(got[4]))
-  count_over(sid, reason == 'REJECTED' and 'r' or 'c', got[3])
   redis.call('XDEL', BASE .. 'starts:' .. model, got[1], got[2] or got[1])
+  return count, got[3]
+end
+
+-- Ends a sequence that waits for its first slot. No record stays. Arguments as above; returns the number of steps.
+local function refuse_waiting(keys, sid, reply, reason)
+  local count, version = refuse_steps(keys, sid, reply, reason)
+  count_over(sid, reason == 'REJECTED' and 'r' or 'c', version)
   leave_tenant(keys.record, sid)
-  redis.call('ZREM', BASE .. 'deadlines:' .. model, sid)
+  redis.call('ZREM', BASE .. 'deadlines:' .. model_of(sid), sid)
   redis.call('UNLINK', keys.record, keys.parked, keys.idle, keys.checkpoint, journal_of(sid))
   return count
 end

@@ -145,7 +145,11 @@ async def test_every_step_of_a_sequence_that_waited_too_long_is_rejected_once(me
         await mesh.submit(mesh.submission(1, ONE, flags))
     entry = (await mesh.record(1))["be"]
     call = mesh.scripts.reject(
-        [Rejection(mesh.sequence(1), entry, encode(ReplyMessage("1")))], shard=SHARD, model="sum", term=Term(1)
+        [Rejection(mesh.sequence(1), entry, encode(ReplyMessage("1")))],
+        shard=SHARD,
+        model="sum",
+        term=Term(1),
+        tombstone_ms=60_000,
     )
 
     assert [3] == await mesh.scripts.run(call)

@@ -106,7 +106,9 @@ async def test_whatever_a_sequence_dies_of_is_counted_as_the_reason_that_its_cal
     entry = (await mesh.record(4))["be"]
     shard, late = mesh.keys.shard_of(mesh.sequence(4)), encode(ReplyMessage("1"))
     rejection = Rejection(mesh.sequence(4), entry, late)
-    await mesh.scripts.run(mesh.scripts.reject([rejection], shard=shard, model="sum", term=mesh.term))
+    await mesh.scripts.run(
+        mesh.scripts.reject([rejection], shard=shard, model="sum", term=mesh.term, tombstone_ms=60_000)
+    )
     assert {"lost": 2, "cancelled": 1, "rejected": 1} == await over()
 
     # It was idle for too long.

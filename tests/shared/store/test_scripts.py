@@ -1216,7 +1216,11 @@ class TestReject:
 
         (answered,) = await mesh.scripts.run(
             mesh.scripts.reject(
-                [Rejection(sequence, first_wait, late)], shard=mesh.keys.shard_of(sequence), model="sum", term=Term(1)
+                [Rejection(sequence, first_wait, late)],
+                shard=mesh.keys.shard_of(sequence),
+                model="sum",
+                term=Term(1),
+                tombstone_ms=60_000,
             )
         )
 
@@ -1237,7 +1241,9 @@ class TestReject:
         refusal = Rejection(step.sequence, (await mesh.record(7))["be"], REPLY)
 
         shard = mesh.keys.shard_of(step.sequence)
-        (answered,) = await mesh.scripts.run(mesh.scripts.reject([refusal], shard=shard, model="sum", term=Term(1)))
+        (answered,) = await mesh.scripts.run(
+            mesh.scripts.reject([refusal], shard=shard, model="sum", term=Term(1), tombstone_ms=60_000)
+        )
 
         await mesh.reply(last)
         assert 1 == answered
@@ -1253,13 +1259,15 @@ class TestReject:
         await mesh.reclaim(ALICE)
         refusal = Rejection(mesh.sequence(7), (await mesh.record(7))["be"], REPLY)
 
-        await mesh.scripts.run(mesh.scripts.reject([refusal], shard=shard, model="sum", term=mesh.term))
+        await mesh.scripts.run(
+            mesh.scripts.reject([refusal], shard=shard, model="sum", term=mesh.term, tombstone_ms=60_000)
+        )
         await mesh.scripts.run(mesh.scripts.drain(ALICE, shard=shard))
 
         assert decode_reply(REPLY) == await mesh.reply(again)
         assert Reason.LOST == (await mesh.reply(first)).reason
 
-    async def test_nothing_is_left_of_a_sequence_that_had_a_slot_before(self, mesh: ScriptedMesh) -> None:
+    async def test_a_sequence_that_had_a_slot_before_is_lost_and_its_journal_goes(self, mesh: ScriptedMesh) -> None:
         step = await start(mesh)
         journal, shard = mesh.keys.journal(step.sequence), mesh.keys.shard_of(step.sequence)
         await mesh.redis.hset(journal, "n", "1")
@@ -1267,10 +1275,17 @@ class TestReject:
         await mesh.take_over(ALICE, lost=True)
         refusal = Rejection(step.sequence, (await mesh.record(7))["be"], REPLY)
 
-        await mesh.scripts.run(mesh.scripts.reject([refusal], shard=shard, model="sum", term=Term(1)))
+        await mesh.scripts.run(
+            mesh.scripts.reject([refusal], shard=shard, model="sum", term=Term(1), tombstone_ms=60_000)
+        )
 
-        assert 0 == await mesh.redis.exists(journal)
+        record = await mesh.record(7)
+        assert "o" == record["st"]
+        kept = [journal, mesh.keys.sequence(step.sequence).record]
+        assert all([0 < await mesh.redis.pttl(key) <= 60_000 for key in kept])
         assert 0 == await mesh.redis.zcard(mesh.keys.deadlines(shard, "sum"))
+        next_step = await mesh.submit(mesh.submission(7, ONE))
+        assert (SubmitCode.LOST, 1) == (next_step.code, next_step.step)
 
     async def test_more_steps_than_a_call_of_lua_takes_arguments_are_answered_and_counted(
         self, mesh: ScriptedMesh
@@ -1285,7 +1300,9 @@ class TestReject:
             mesh.keys.shard_of(mesh.sequence(7)),
         )
 
-        answered = await mesh.scripts.run(mesh.scripts.reject([refusal], shard=shard, model="sum", term=Term(1)))
+        answered = await mesh.scripts.run(
+            mesh.scripts.reject([refusal], shard=shard, model="sum", term=Term(1), tombstone_ms=60_000)
+        )
 
         assert [many] == answered
         assert many == await mesh.redis.llen(mesh.keys.tally(shard, "sum", "1", ""))
@@ -1321,7 +1338,9 @@ class TestCancel:
         late = [Rejection(sequence, old, REPLY)]
 
         assert [0] == await mesh.scripts.run(mesh.scripts.assign([place], shard=shard, model="sum", term=Term(1)))
-        assert [-1] == await mesh.scripts.run(mesh.scripts.reject(late, shard=shard, model="sum", term=Term(1)))
+        assert [-1] == await mesh.scripts.run(
+            mesh.scripts.reject(late, shard=shard, model="sum", term=Term(1), tombstone_ms=60_000)
+        )
         assert "w" == (await mesh.record(7))["st"]
 
     async def test_the_owner_is_told_and_its_commit_ends_the_sequence(self, mesh: ScriptedMesh) -> None:
