@@ -151,14 +151,16 @@ class RecordedStep(StepSpan):
 
     def accepted(self, step: int, *, repeated: bool = False, at_ns: int = 0) -> None:
         self.accepted_ns = at_ns or time.time_ns()
-        # The answer may be faster than what Redis says of the step: then `end` has recorded it.
-        if not self.of_ensemble and not self.ended:
-            self._child(SpanName.GATEWAY, self.begin_ns, self.accepted_ns)
-        if step:
-            self.attributes["seqmesh.step"] = step
-        if repeated:
-            self.attributes["seqmesh.repeated"] = True
-        elif self.sequence is not None and self.root is not None and (self.start or step == 1):
+        # The answer may be faster than what Redis says of the step: then the spans have been recorded, and another
+        # thread reads their attributes.
+        if not self.ended:
+            if not self.of_ensemble:
+                self._child(SpanName.GATEWAY, self.begin_ns, self.accepted_ns)
+            if step:
+                self.attributes["seqmesh.step"] = step
+            if repeated:
+                self.attributes["seqmesh.repeated"] = True
+        if not repeated and self.sequence is not None and self.root is not None and (self.start or step == 1):
             self._record_start(self.sequence, self.root, step)
 
     def replied(self) -> None:

@@ -179,9 +179,11 @@ def test_a_step_that_is_answered_before_its_acceptance_is_told_has_each_span_onc
     step = Tracing(kept).begin_step(SEQUENCE, "running_sum", start=True, trace_headers={})
     step.replied()
     step.end()
+    recorded = {span.name: dict(span.attributes) for span in kept.spans}
     step.accepted(1)
 
     assert ["gateway", "reply", "sequence.start", "step"] == sorted(span.name for span in kept.spans)
+    assert recorded == {span.name: span.attributes for span in kept.spans if span.name in recorded}
 
 
 def test_a_refused_request_has_no_start_and_carries_its_error(otlp_receiver: OtlpReceiver, subject: Tracing) -> None:
