@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import signal
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -164,6 +165,21 @@ async def leader_of(whole: Clustered) -> str:
     return await eventually(lambda: whole.mesh.leader(MODEL), "somebody leads")
 
 
+async def led(whole: Clustered) -> None:
+    """Waits until somebody leads all shards: only who has led them all leads on without a node that goes away. The test
+    before may have killed nodes, after which nobody leads for a moment."""
+    mesh = whole.mesh
+    term = int(mesh.redis.hget(mesh.keys.terms, MODEL) or 0)
+    # The lease is taken anew, in another term, of which the log says when it begins.
+    mesh.redis.delete(mesh.keys.leader(MODEL))
+
+    def terms() -> list[int]:
+        logs = "".join(mesh.log(name) for name in mesh.names("scheduler"))
+        return [int(found) for found in re.findall(rf"leading .*model={MODEL} term=(\d+)", logs)]
+
+    await eventually(lambda: max(terms(), default=0) > term, "somebody leads")
+
+
 @pytest.mark.parametrize("known_by", ["request id", "number", "nothing"])
 async def test_sums_are_right_over_three_nodes(bare: Clustered, chance: random.Random, known_by: str) -> None:
     assert 3 == len({bare.holder(tag).port for tag in bare.shards})
@@ -231,6 +247,7 @@ async def test_while_a_node_is_away_sequences_of_other_shards_go_on_and_its_own_
 async def test_while_a_node_is_away_sequences_of_other_shards_begin_and_a_dead_executors_are_taken_over(
     bare: Clustered, chance: random.Random
 ) -> None:
+    await led(bare)
     node = bare.apart()
     tags = bare.tags_at(node)
     async with Callers(bare.mesh) as callers, asyncio.TaskGroup() as group:
@@ -252,6 +269,7 @@ async def test_while_a_node_is_away_sequences_of_other_shards_begin_and_a_dead_e
 async def test_the_shards_of_a_restarted_node_go_on_while_another_node_is_away(
     bare: Clustered, chance: random.Random
 ) -> None:
+    await led(bare)
     away = bare.apart()
     restarted = next(node for node in bare.cluster.primaries() if node not in (away, bare.holder(MESH_TAG)))
     async with Callers(bare.mesh) as callers, asyncio.TaskGroup() as group:
@@ -311,6 +329,7 @@ async def test_sums_are_right_though_processes_are_killed_and_added(bare: Cluste
 async def test_services_that_start_while_a_node_is_away_serve_the_other_shards_and_its_own_when_it_is_back(
     bare: Clustered, chance: random.Random
 ) -> None:
+    await led(bare)
     node = bare.apart()
     tags = bare.tags_at(node)
     here, there = (plans_of(bare, lambda tag, of=of: (tag in tags) is of, f"late {of}") for of in (False, True))
