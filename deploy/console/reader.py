@@ -61,10 +61,12 @@ class MeshReader:
         loads = served_loads(executors, records)
         stateless = [(one.model, one.version) for one in loads if one.model not in with_sequences]
         statuses, watched_now, is_complete = await self._sequences(mesh, executors, watched)
+        members = await mesh.membership.members()
         reports = await Reports(mesh.redis, mesh.keys).read(one.registration.executor for one in executors)
         return Snapshot(
             at_ms=await redis_now_ms(mesh.redis),
             executors=executors,
+            usable=frozenset(one.registration.executor for one in members if one.usable),
             reports={report.executor: report for report in reports},
             drained=frozenset(await mesh.membership.drained()),
             services=await services(mesh.redis, mesh.keys),

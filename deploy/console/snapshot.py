@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from deploy.operate.operating import ExecutorHolding
-from shared.contract.ids import SequenceId
+from shared.contract.ids import ExecutorId, SequenceId
 from shared.contract.messages import ModelRecord
 from shared.statistics.reports import ExecutorReport
 from shared.statistics.tally import Counts, ModelLoad
@@ -22,6 +22,8 @@ class Snapshot:
     at_ms       clock of Redis, ms since 1970
     took_ms     how long the reading took
     executors   with the number of sequences that each owns, by model
+    usable      ids of those that can own a sequence, read behind the sequences: a lost one whose sequences have other
+                owners is none of them
     reports     of executors, by their ids
     drained     names and ids of executors that an operator has emptied
     services    gateways, schedulers and executors that tell their release
@@ -37,6 +39,7 @@ class Snapshot:
     at_ms: int
     took_ms: float = 0.0
     executors: Sequence[ExecutorHolding] = ()
+    usable: frozenset[ExecutorId] = frozenset()
     reports: Mapping[str, ExecutorReport] = field(default_factory=dict[str, ExecutorReport])
     drained: frozenset[str] = frozenset()
     services: Sequence[ServiceLine] = ()

@@ -60,10 +60,9 @@ class Stories:
 
     def see(self, now: Snapshot) -> None:
         """Adds to the stories what has changed since the reading before."""
-        alive = {one.registration.executor for one in now.executors if one.member.usable}
         watched = [one for one in now.watched.values() if one is not None]
         for status in (*now.sequences, *watched):
-            self._see(status, now.at_ms, alive)
+            self._see(status, now.at_ms, now.usable)
         while len(self._stories) > STORIES_MAX:
             self._stories.popitem(last=False)
 

@@ -89,6 +89,7 @@ def reading(
     return Snapshot(
         at_ms=at_ms,
         executors=executors,
+        usable=frozenset(one.registration.executor for one in executors if one.member.usable),
         records={"sum": RECORD} if records is None else records,
         counts={} if counts is None else {LOAD: counts},
         lines={"sum": line or WaitingLine()},

@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +32,7 @@ from deploy.console.service import config_of, listen, serve
 from deploy.console.settings import ConsoleSettings
 from deploy.local.control import control_served
 from shared.contract.errors import UnavailableError
-from shared.contract.ids import ExecutorId
+from shared.contract.ids import ExecutorId, SequenceId
 from shared.contract.messages import ExecutorRegistration, ServedModel, StepFlag
 from shared.contract.record import CANCELLED, DURABLE, STATE
 from shared.origins import Origins
@@ -40,6 +40,8 @@ from shared.process.lifecycle import Stop, Tasks
 from shared.store.agreement import agree
 from shared.store.commands import Redis
 from shared.store.membership import Membership
+from shared.store.sequence_status import SequenceStatus
+from shared.store.sequences import Sequences
 from tests.deploy.console.readings import RECORD, executor, reading, status
 from tests.scripted_mesh import ScriptedMesh
 
@@ -423,6 +425,23 @@ async def test_a_mesh_with_more_sequences_than_are_followed_is_shown_in_numbers(
     assert "live" == watched.state
     # However many sequences there are.
     assert await calls(redis) - before < 60
+
+
+async def test_an_executor_that_is_lost_while_the_mesh_is_read_is_gone_for_the_sequences_that_were_read(
+    mesh: ScriptedMesh, redis: Redis, key_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the story of one that was taken over from it would say that it was moved."""
+    statuses = Sequences.statuses
+
+    async def late(stored: Sequences, sequences: Sequence[SequenceId]) -> list[SequenceStatus | None]:
+        await mesh.redis.delete(mesh.keys.executor_lease(ALICE))
+        return await statuses(stored, sequences)
+
+    reader = MeshReader(redis, key_prefix)
+    assert ALICE in (await reader.read([mesh.sequence(42)])).usable
+    monkeypatch.setattr(Sequences, "statuses", late)
+
+    assert ALICE not in (await reader.read([mesh.sequence(42)])).usable
 
 
 async def calls(redis: Redis) -> int:
