@@ -32,7 +32,7 @@ from executor.sequences.arrivals import fetch_checkpoints, try_suspects
 from executor.sequences.committer import Committer
 from executor.sequences.departures import page_idle
 from executor.sequences.holdings import Holding
-from executor.sequences.inbox import Inbox, LastEntries
+from executor.sequences.inbox import BEGINNING, COUNT_MAX, Inbox, LastEntries
 from executor.sequences.reloads import end_outdated
 from executor.sequences.sequence_model import SequenceModel
 from executor.sequences.step_answers import AnswerWriter
@@ -41,7 +41,7 @@ from executor.stateless.work_model import WorkModel
 from executor.stateless.work_source import refuse_waiting, takers_of
 from executor.workers.answers import unloaded_answer
 from executor.workers.first_batch import backlog_requests
-from shared.contract.ids import ExecutorId, entry_key, model_of
+from shared.contract.ids import ExecutorId, ShardId, entry_key, model_of
 from shared.contract.messages import (
     InboxCancelled,
     InboxExpired,
@@ -130,6 +130,8 @@ class Serving:
         self._unloaded: dict[Place, tuple[ModelLoad, float]] = {}
         self._changing = asyncio.Lock()
         self._staying: frozenset[str] | None = None
+        # Whether the inboxes may hold steps of a sequence that was over when no model here knew it.
+        self._has_left_over = False
         self._trial = asyncio.Lock()
         self._group: asyncio.TaskGroup | None = None
 
@@ -249,7 +251,10 @@ class Serving:
             # Its state is fetched at once, if its model takes it.
             model = self._taker((model_of(entry.sequence), entry.version), entry)
             return model.handle(entry) if model is not None else ()
-        return [gone for model in self.sequence_models(model_of(entry.sequence)) for gone in model.handle(entry)]
+        models = self.sequence_models(model_of(entry.sequence))
+        if isinstance(entry, InboxExpired) and not any(one.state.get(entry.sequence, entry.epoch) for one in models):
+            self._has_left_over = True
+        return [gone for model in models for gone in model.handle(entry)]
 
     def _taker(self, place: Place, entry: InboxStep | InboxOwned) -> SequenceModel | None:
         model = self._models.get(place)
@@ -450,7 +455,7 @@ class Serving:
         """Takes back stateless requests that executors without a lease hold."""
         works = [model for model in self._models.values() if isinstance(model, WorkModel)]
         groups = grouped(self._connections.commands, works, lambda model: model.queue.takers)
-        await together([*map(self._claim_from_dead, groups), self._refuse_unloaded()])
+        await together([*map(self._claim_from_dead, groups), self._refuse_unloaded(), self._remove_left_over()])
 
     async def _claim_from_dead(self, works: Sequence[WorkModel]) -> None:
         takers = await takers_of(self._connections.links, [model.queue for model in works])
@@ -461,6 +466,25 @@ class Serving:
         alive = {member.registration.executor for member in members if member.alive}
         for model, executors in zip(works, takers, strict=True):
             await model.claim_from(executors - alive)
+
+    async def _remove_left_over(self) -> None:
+        """Removes steps that were kept for a replay, of sequences that have ended between two loads of their model: no
+        model here knows them, and the scheduler moves nothing on, as they had an owner to the end.
+        """
+        if not self._has_left_over:
+            return
+        self._has_left_over = False
+        try:
+            await together([self._drain(shard) for shard in self._keys.shards])
+        except BaseException:
+            self._has_left_over = True
+            raise
+
+    async def _drain(self, shard: ShardId) -> None:
+        scripts, last, looked_at = self._connections.scripts, BEGINNING, COUNT_MAX
+        while looked_at == COUNT_MAX:
+            drain = scripts.drain(self._executor, shard=shard, after=last, count=COUNT_MAX, alive=True)
+            last, looked_at, _ = await scripts.run(drain)
 
     async def _refuse_unloaded(self) -> None:
         """Answers stateless requests to versions that no executor serves any more, from gateways that had not heard of

@@ -19,11 +19,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
 
+from executor.lease import serving
 from executor.lease.registration import Applied
 from executor.sequences.checkpoints import Checkpoint, read_checkpoints
 from executor.sequences.holdings import Holding
-from shared.contract.ids import ExecutorId, SequenceId, StepNumber
+from shared.contract.ids import ExecutorId, SequenceId, ShardId, StepNumber
 from shared.contract.messages import ReplyMessage, StepFlag
 from shared.contract.tensors import to_numpy
 from shared.statistics.tally import ModelLoad
@@ -308,6 +310,42 @@ async def test_what_was_kept_for_a_state_goes_when_its_sequence_was_over_before_
         await mesh.assign(7, b.executor)
         async with asyncio.timeout(60):
             while b.registration.serving.holdings or await inbox_length(mesh, b) or await inbox_length(mesh, a):
+                await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("shards_lost", [0, 1], ids=["", "and Redis fails once"])
+async def test_what_was_kept_for_a_state_goes_when_its_sequence_ends_between_two_loads_of_its_model(
+    mesh: ScriptedMesh, make_model: MakeModel, monkeypatch: pytest.MonkeyPatch, shards_lost: int
+) -> None:
+    monkeypatch.setattr(serving, "LINGER_S", 0)
+    monkeypatch.setattr(serving, "CLAIM_INTERVAL_S", 0.01)
+    drain, failures = serving.Serving._drain, [RedisConnectionError("gone")] * shards_lost
+
+    async def may_fail(served: serving.Serving, shard: ShardId) -> None:
+        if failures:
+            raise failures.pop()
+        await drain(served, shard)
+
+    monkeypatch.setattr(serving.Serving, "_drain", may_fail)
+    life = make_model(MODEL, {"sequence_recovery": "replay"})
+    async with life("a") as a, life("b"):
+        steps = await play(mesh, [1, 2])
+        await mesh.assign(7, a.executor)
+        assert [1, 3] == await answers(mesh, steps)
+        a.repository.unload("sum")
+        await a.registration.announce(Applied("1-0"))
+        await a.changed.wait()
+        await a.registration.announce(Applied("1-0"))
+        assert not a.registration.serving.holdings
+        assert ("l", 2) == ((await mesh.record(7))["st"], await inbox_length(mesh, a))
+
+        sequence = mesh.sequence(7)
+        await mesh.redis.delete(mesh.keys.sequence(sequence).idle)
+        shard = mesh.keys.shard_of(sequence)
+        call = mesh.scripts.expire([sequence], shard=shard, model=mesh.model, term=mesh.term, tombstone_ms=60_000)
+        assert [True] == await mesh.scripts.run(call)
+        async with asyncio.timeout(60):
+            while await inbox_length(mesh, a):
                 await asyncio.sleep(0.01)
 
 
