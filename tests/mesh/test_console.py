@@ -29,8 +29,10 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is install
 def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningMesh]:
     folder = tmp_path_factory.mktemp("console")
     add_sum_model(folder / "models", "sum", slots=8, virtual_slots=False)
-    lease = {"SEQMESH_LEASE_MS": "3000"}  # a busy machine must not look like a dead executor
-    with running_mesh(folder / "mesh", [folder / "models"], executors=2, console=True, environment=lease) as mesh:
+    # A busy machine must not look like a dead executor; nor is a sequence of a killed one moved, for the sake of even
+    # load, before its lease has ended.
+    settings = {"SEQMESH_LEASE_MS": "3000", "SEQMESH_BOUNDED_LOAD": "1000"}
+    with running_mesh(folder / "mesh", [folder / "models"], executors=2, console=True, environment=settings) as mesh:
         yield mesh
 
 
@@ -135,6 +137,8 @@ async def test_an_executor_is_killed_on_the_page_and_its_sequences_go_on_elsewhe
     await expect(page.get_by_text("The step with END is committed.")).to_be_visible()
 
     await eventually(lambda: len(mesh.alive()) == 2, f"{victim} is back")
+    # A page would show it twice: alive, and as the one that is gone.
+    await eventually(lambda: mesh.redis.hlen(mesh.keys.executors) == 2, "the killed one is forgotten")
 
 
 def sequence_of(name: str) -> SequenceId:
