@@ -44,6 +44,7 @@ RECORD_MOVES = (
     ("m", "assign", "l"),
     ("w", "cancel", NONE),
     ("w", "reject", NONE),
+    ("m", "reject", NONE),
     ("l", "commit", "p"),
     ("l", "page", "p"),
     ("l", "vacate", "p"),

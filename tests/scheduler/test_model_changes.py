@@ -160,16 +160,25 @@ async def test_a_version_that_goes_moves_its_sequences_with_their_state(mesh: Sc
     await end_all(mesh, 1)
 
 
-async def test_a_moving_sequence_of_an_unloaded_model_is_refused_with_all_its_steps(mesh: ScriptedMesh) -> None:
-    first, second = mesh.submission(1, value(1), START), mesh.submission(1, value(2))
+@pytest.mark.parametrize(("begun", "heard"), [(False, SubmitCode.NEVER_SEEN), (True, SubmitCode.LOST)])
+async def test_a_moving_sequence_of_an_unloaded_model_is_refused_with_all_its_steps(
+    mesh: ScriptedMesh, *, begun: bool, heard: SubmitCode
+) -> None:
+    """It is lost, if its START was committed."""
+    if begun:
+        await mesh.submit(mesh.submission(1, value(1), START))
+        await mesh.assign(1, ALICE)
+        await commit(mesh, 1, "mark")
+    first, second = mesh.submission(1, value(1), StepFlag.NONE if begun else START), mesh.submission(1, value(2))
     await mesh.submit(first)
-    await mesh.assign(1, ALICE)
+    if not begun:
+        await mesh.assign(1, ALICE)
     await mesh.take_over(ALICE)
     await mesh.submit(second)
 
     assert [2] == await end_all(mesh, 1)
     assert ["gone", "gone"] == [(await mesh.reply(submission)).error for submission in (first, second)]
-    assert SubmitCode.LOST is (await mesh.submit(mesh.submission(1, value(3)))).code
+    assert heard is (await mesh.submit(mesh.submission(1, value(3)))).code
 
 
 async def end_all(mesh: ScriptedMesh, *numbers: int) -> list[int]:

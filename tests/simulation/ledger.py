@@ -407,12 +407,13 @@ class Ledger:
                 life.over_at = self._now_s()
 
     def _rejected(self, rejections: Sequence[Rejection], records: Sequence[Record], refused: Sequence[int]) -> None:
-        """A sequence that waited is over. Nothing stays of it, if it has had no slot."""
+        """A sequence that waited is over. Nothing stays of it, if its START was not committed."""
         for one, record, steps in zip(rejections, records, refused, strict=True):
             life = self._lives.get((one.sequence, record.get(b"bn", b"")))
             if steps >= 0 and life is not None:
                 self.story.tell(f"reject {one.sequence}: {steps}")
-                life.over_at = -inf if record.get(b"st") == b"w" else self._now_s()
+                has_begun = int(record[b"cm"]) >= int(record[b"sn"])
+                life.over_at = self._now_s() if has_begun else -inf
                 is_late = record.get(b"st") == b"w" and self._now_s() > life.due - IDLE_SLACK_S
                 if not is_late and decode_reply(one.reply).error == TIMEOUT_MESSAGE:
                     self.story.violate(f"{one.sequence}: is refused as late, but it has had a slot, or has time left")

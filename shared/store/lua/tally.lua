@@ -86,7 +86,8 @@ local function refuse_steps(keys, sid, reply, reason)
   return count, got[3]
 end
 
--- Ends a sequence that waits for its first slot. No record stays. Arguments as above; returns the number of steps.
+-- Ends a sequence that waits for a slot, and has no state. No record stays. Arguments as above; returns the number of
+-- steps.
 local function refuse_waiting(keys, sid, reply, reason)
   local count, version = refuse_steps(keys, sid, reply, reason)
   count_over(sid, reason == 'REJECTED' and 'r' or 'c', version)
