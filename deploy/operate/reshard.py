@@ -362,8 +362,11 @@ class Resharding:
         moved = moved_entries(self._to, entries, records)
         counts = line_counts(self._to, moved, records, read[1::2])
         runs = await self._renamed_runs(moved, records)
+        # Also where there was none: the plan may be carried out twice, and no entry is taken behind itself.
         plan: list[Sequence[Any]] = [
-            ("DEL", self._named(shard, kind, model)) for shard in shards for kind in ("starts", "line")
+            ("DEL", self._named(shard, kind, model))
+            for shard in sorted({*shards, *self._to.shards})
+            for kind in ("starts", "line")
         ]
         for entry in moved:
             plan.append(("XADD", self._named(entry.shard, "starts", model), entry.id, *flat(entry.fields)))

@@ -266,11 +266,14 @@ async def test_counters_that_cannot_be_read_do_not_leave_the_mesh_on_its_way(red
 
 
 @pytest.mark.timeout(600)
-async def test_a_command_that_was_killed_anywhere_is_repeated(redis: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("before", "after"), [(4, 1), (1, 4)])
+async def test_a_command_that_was_killed_anywhere_is_repeated(
+    redis: Any, monkeypatch: pytest.MonkeyPatch, before: int, after: int
+) -> None:
     """It dies between two of its round trips, in which it moves few keys; nobody joins the mesh meanwhile."""
     monkeypatch.setattr(reshard, "AT_ONCE", 5)
 
-    assert await deaths(redis, redis.flushall, every=4) > 20
+    assert await deaths(redis, redis.flushall, every=4, before=before, after=after) > 20
 
 
 @pytest.mark.timeout(600)
@@ -285,28 +288,28 @@ async def test_a_command_that_was_killed_anywhere_on_a_cluster_is_repeated(
             ask(node, "FLUSHALL")
 
     async with connect(private_cluster.url) as redis:
-        assert await deaths(redis, emptied, every=11) > 10
+        assert await deaths(redis, emptied, every=11, before=4, after=1) > 10
 
 
-async def deaths(redis: Any, emptied: Callable[[], Awaitable[object]], *, every: int) -> int:
+async def deaths(redis: Any, emptied: Callable[[], Awaitable[object]], *, every: int, before: int, after: int) -> int:
     """Kills the command at every so-many-th round trip, and repeats it. Returns how often it died."""
     died = 0
     for trip in range(1, 999, every):
         await emptied()
-        opened = await begun(redis, 4)
+        opened = await begun(redis, before)
         await statistics(redis, Keyspace("seqmesh", 4))
         try:
-            await Resharding(DyingRedis(redis, trip), "seqmesh", 1).run()
+            await Resharding(DyingRedis(redis, trip), "seqmesh", after).run()
             break
         except Died:
             died += 1
         if await redis.hget("seqmesh:{mesh}:mesh", "shards") == b"0":
             with pytest.raises(UnfitRedisError, match="to its end"):
                 await join_mesh(redis, "seqmesh")
-            with pytest.raises(click.ClickException, match="reshard 1` to its end first"):
+            with pytest.raises(click.ClickException, match=f"reshard {after}` to its end first"):
                 await Resharding(redis, "seqmesh", 7).run()
-        await Resharding(redis, "seqmesh", 1).run()
-        await check(redis, 1, opened)
+        await Resharding(redis, "seqmesh", after).run()
+        await check(redis, after, opened)
     return died
 
 
