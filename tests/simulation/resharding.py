@@ -108,6 +108,10 @@ class ReshardedWorld(OperatedWorld):
         self._command.start()
         while self._command.wanted:
             await asyncio.sleep(0.1)
+            if self.story.violations:
+                # It fails each time that it is repeated.
+                self._command.kill()
+                return
         self.keys = self.ledger.keys = Keyspace(PREFIX, self._to)
         self._compare(before)
         for member in self.members:
