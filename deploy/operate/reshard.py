@@ -262,10 +262,7 @@ class Resharding:
                 pass
         for one in found:
             if one.kind == "inbox":
-                after, looked_at = "0-0", 1
-                while looked_at:
-                    drain = scripts.drain(ExecutorId(one.rest), shard=ShardId(one.shard), after=after)
-                    after, looked_at, _ = await scripts.run(drain)
+                await scripts.drain_whole(ExecutorId(one.rest), shard=ShardId(one.shard))
         for model, term in terms.items():
             await scripts.run(scripts.resign(model, SchedulerId("reshard"), term=term))
 

@@ -32,7 +32,7 @@ from executor.sequences.arrivals import fetch_checkpoints, try_suspects
 from executor.sequences.committer import Committer
 from executor.sequences.departures import page_idle
 from executor.sequences.holdings import Holding
-from executor.sequences.inbox import BEGINNING, COUNT_MAX, Inbox, LastEntries
+from executor.sequences.inbox import Inbox, LastEntries
 from executor.sequences.reloads import end_outdated
 from executor.sequences.sequence_model import SequenceModel
 from executor.sequences.step_answers import AnswerWriter
@@ -41,7 +41,7 @@ from executor.stateless.work_model import WorkModel
 from executor.stateless.work_source import refuse_waiting, takers_of
 from executor.workers.answers import unloaded_answer
 from executor.workers.first_batch import backlog_requests
-from shared.contract.ids import ExecutorId, ShardId, entry_key, model_of
+from shared.contract.ids import ExecutorId, entry_key, model_of
 from shared.contract.messages import (
     InboxCancelled,
     InboxExpired,
@@ -475,16 +475,11 @@ class Serving:
             return
         self._has_left_over = False
         try:
-            await together([self._drain(shard) for shard in self._keys.shards])
+            scripts = self._connections.scripts
+            await together([scripts.drain_whole(self._executor, shard=one, alive=True) for one in self._keys.shards])
         except BaseException:
             self._has_left_over = True
             raise
-
-    async def _drain(self, shard: ShardId) -> None:
-        scripts, last, looked_at = self._connections.scripts, BEGINNING, COUNT_MAX
-        while looked_at == COUNT_MAX:
-            drain = scripts.drain(self._executor, shard=shard, after=last, count=COUNT_MAX, alive=True)
-            last, looked_at, _ = await scripts.run(drain)
 
     async def _refuse_unloaded(self) -> None:
         """Answers stateless requests to versions that no executor serves any more, from gateways that had not heard of

@@ -311,6 +311,12 @@ class Scripts(ScriptSender):
         """
         return Call("drain", [self._keys.inbox(shard, executor)], [executor, after, count, int(alive)], _read_drained)
 
+    async def drain_whole(self, executor: ExecutorId, *, shard: ShardId, alive: bool = False) -> None:
+        """Goes through every entry of an inbox once, as `drain` says."""
+        after, looked_at = "0-0", 1
+        while looked_at:
+            after, looked_at, _ = await self.run(self.drain(executor, shard=shard, after=after, alive=alive))
+
     def reject(
         self, rejections: Sequence[Rejection], *, shard: ShardId, model: str, term: Term, tombstone_ms: int
     ) -> Call[list[int]]:

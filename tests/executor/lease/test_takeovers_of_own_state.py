@@ -25,12 +25,13 @@ from executor.lease import serving
 from executor.lease.registration import Applied
 from executor.sequences.checkpoints import Checkpoint, read_checkpoints
 from executor.sequences.holdings import Holding
-from shared.contract.ids import ExecutorId, SequenceId, ShardId, StepNumber
+from shared.contract.ids import ExecutorId, SequenceId, StepNumber
 from shared.contract.messages import ReplyMessage, StepFlag
 from shared.contract.tensors import to_numpy
 from shared.statistics.tally import ModelLoad
 from shared.store.commands import Redis
 from shared.store.script_values import Submission, SubmitCode, VacateCode
+from shared.store.scripts import Scripts
 from shared.store.totals import Tallies
 from tests.executor.living import Running, living, scripted
 from tests.scripted_mesh import ScriptedMesh
@@ -319,14 +320,14 @@ async def test_what_was_kept_for_a_state_goes_when_its_sequence_ends_between_two
 ) -> None:
     monkeypatch.setattr(serving, "LINGER_S", 0)
     monkeypatch.setattr(serving, "CLAIM_INTERVAL_S", 0.01)
-    drain, failures = serving.Serving._drain, [RedisConnectionError("gone")] * shards_lost
+    drain, failures = Scripts.drain_whole, [RedisConnectionError("gone")] * shards_lost
 
-    async def may_fail(served: serving.Serving, shard: ShardId) -> None:
+    async def may_fail(scripts: Scripts, executor: ExecutorId, **where: Any) -> None:
         if failures:
             raise failures.pop()
-        await drain(served, shard)
+        await drain(scripts, executor, **where)
 
-    monkeypatch.setattr(serving.Serving, "_drain", may_fail)
+    monkeypatch.setattr(Scripts, "drain_whole", may_fail)
     life = make_model(MODEL, {"sequence_recovery": "replay"})
     async with life("a") as a, life("b"):
         steps = await play(mesh, [1, 2])
