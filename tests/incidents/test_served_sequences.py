@@ -191,8 +191,7 @@ async def test_triton_8449_full_slots_without_end_move_on_and_nothing_spins(mesh
 
 def said_to_expire(mesh: RunningMesh) -> Counter[str]:
     """How often the schedulers' logs say so of each sequence without an end."""
-    log = "".join(mesh.log(name) for name in mesh.names("scheduler"))
-    return Counter(re.findall(r'sequence expired .*sequence="brief_sum\S*(no end \d+)"', log))
+    return Counter(re.findall(r'sequence expired .*sequence="brief_sum\S*(no end \d+)"', mesh.logs("scheduler")))
 
 
 def waiting_sequences(mesh: RunningMesh, model: str) -> int:

@@ -269,6 +269,10 @@ class RunningMesh:
         path = self.directory / "launcher.log" if name == "launcher" else self.directory / "logs" / f"{name}.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
+    def logs(self, *services: str) -> str:
+        """What all processes of these services have printed."""
+        return "".join(self.log(name) for service in services for name in self.names(service))
+
     def deaths(self) -> list[str]:
         """What the launcher said of processes that ended."""
         return [line for line in self.log("launcher").splitlines() if DEATH.search(line)]

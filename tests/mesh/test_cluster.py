@@ -174,8 +174,7 @@ async def led(whole: Clustered) -> None:
     mesh.redis.delete(mesh.keys.leader(MODEL))
 
     def terms() -> list[int]:
-        logs = "".join(mesh.log(name) for name in mesh.names("scheduler"))
-        return [int(found) for found in re.findall(rf"leading .*model={MODEL} term=(\d+)", logs)]
+        return [int(found) for found in re.findall(rf"leading .*model={MODEL} term=(\d+)", mesh.logs("scheduler"))]
 
     await eventually(lambda: max(terms(), default=0) > term, "somebody leads")
 

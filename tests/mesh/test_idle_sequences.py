@@ -142,7 +142,7 @@ async def test_every_sequence_that_expires_is_described_once_whether_it_holds_a_
     await caller.close()
 
     def described() -> list[int]:
-        said = "".join(mesh.log(name) for name in (*mesh.names("scheduler"), *mesh.names("executor")))
+        said = mesh.logs("scheduler", "executor")
         return sorted(int(mean) for mean in DESCRIPTION.findall(said))
 
     await eventually(lambda: len(described()) >= count, "all of them are described")
