@@ -183,6 +183,7 @@ class RunningMesh:
         """Sends a signal that ends a process; returns when the launcher has started it again and it takes part."""
         service = next(child.service for child in self.state.children if child.name == name)
         old = {one.executor for one in self.registrations()}
+        times_ready = self.log(name).count("scheduler ready")
         pid = self.send(name, sent)
         await eventually(lambda: self.pid(name) != pid, f"{name} runs again")
         if service == "executor":
@@ -190,7 +191,8 @@ class RunningMesh:
                 lambda: any(one.name == name and one.executor not in old for one in self.alive()), f"{name} is back"
             )
         elif service == "scheduler":
-            await eventually(lambda: self.redis.exists(self.keys.scheduler(name)), f"{name} is back")
+            # Its sign of life in Redis may still be that of the one that was killed.
+            await eventually(lambda: self.log(name).count("scheduler ready") > times_ready, f"{name} is back")
         else:
             await eventually(lambda: self.is_ready(self.names("gateway").index(name)), f"{name} is ready")
 
