@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 
 from tests.simulation.drills import DRILLS, drilled
 from tests.simulation.mutants import MUTANTS, Mutant
@@ -32,7 +33,7 @@ from tests.simulation.varying import varied
 from tests.simulation.world import Result, simulate
 
 LINES_SHOWN = 60
-MUTANT_SEEDS = 100
+MUTANT_SEEDS = 300
 
 Play = Callable[[int], Result]
 """Runs a seed."""
@@ -116,15 +117,20 @@ def commit() -> str:
     return asked.stdout.strip() or "unknown"
 
 
-def find_mutants(jobs: int, seeds: Iterable[int], play: Play) -> int:
-    """Looks for each fault in these seeds until it is found: those that this kind of play can show."""
+def find_mutants(jobs: int, seeds: Sequence[int], play: Play) -> int:
+    """Looks for each fault in these seeds until it is found: those that this kind of play can show.
+
+    A seed for each process at a time: a pool runs everything that it was given, also when the fault is long found.
+    """
     missed = 0
     with multiprocessing.Pool(jobs) as pool:
         for mutant in MUTANTS:
             if mutant.varied or not mutant.edits if play is fuzz else mutant.scripts_only:
                 continue
             shown_by = partial(drilled, mutant.late) if mutant.late else varied if mutant.varied else play
-            found = first_failing(pool.imap(partial(run_mutant, mutant.name, play=shown_by), seeds))
+            run = partial(run_mutant, mutant.name, play=shown_by)
+            at_once = (pool.map(run, seeds[at : at + jobs]) for at in range(0, len(seeds), jobs))
+            found = first_failing(chain.from_iterable(at_once))
             missed += found is None
             print(f"{mutant.name}: {describe(mutant, found)}", flush=True)
     return 1 if missed else 0
