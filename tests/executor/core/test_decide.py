@@ -157,6 +157,17 @@ class TestArrival:
         assert [3, 4, 5] == owner.run_all()
         assert [(5, RAN)] == owner.answered
 
+    @pytest.mark.parametrize(("start", "number"), [(3, 3), (6, 0)])
+    def test_steps_are_numbered_on_from_the_latest_committed_start(self, start: int, number: int) -> None:
+        """A START that is only accepted counts when it runs."""
+        owner = Owner()
+        owner.take(step(5, committed=4))
+
+        owner.restore(replace(found(checkpointed=4, committed=4), start_step=StepNumber(start)))
+        owner.run()
+
+        assert number == owner.commits[0].answers[0].number
+
     def test_steps_that_failed_are_passed_over_when_others_are_replayed(self) -> None:
         """Their entries have left the inbox."""
         owner = Owner()
@@ -748,3 +759,13 @@ class TestCancelledSteps:
         owner.take(step(1, flags=START, cancelled=True))
 
         assert [(1, CANCELLED)] == owner.answered
+
+    def test_a_cancelled_step_that_was_committed_is_replayed_for_the_state(self) -> None:
+        owner = Owner()
+        for number in (4, 5):
+            owner.take(step(number, committed=4, cancelled=number == 4))
+
+        owner.restore(found(checkpointed=3, committed=4))
+
+        assert [4, 5] == owner.run_all()
+        assert [(5, RAN)] == owner.answered

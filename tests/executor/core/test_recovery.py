@@ -170,7 +170,7 @@ def test_a_takeover_finds_what_the_owner_had(
 
 
 class TestLog:
-    @pytest.mark.parametrize(("bound", "fits"), [(Log(3, 1 << 20), 3), (Log(1000, 11), 2)])
+    @pytest.mark.parametrize(("bound", "fits"), [(Log(3, 1 << 20), 3), (Log(1000, 8), 2)])
     def test_beyond_its_bound_the_sequence_goes_on_but_is_not_recoverable(self, bound: Log, fits: int) -> None:
         """Until a START, with which a new log begins."""
         record = Record(bound, [(START, True), *[(NONE, True)] * 5, (START, True), (NONE, True)])
