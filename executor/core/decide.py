@@ -103,9 +103,7 @@ def step_arrived(state: OwnedSequences, queued: QueuedStep, now_us: int) -> list
             gathering.came(owned.sequence, now_us)
     if step.cancelled or step.given_up:
         owned.cancelled.add(step.step)
-    if owned.phase is OwnedPhase.READY:
-        actions += advance(state, owned, now_us)
-    return actions
+    return actions + advance(state, owned, now_us)
 
 
 def sequence_came(state: OwnedSequences, told: InboxOwned) -> list[ExecutorAction]:
