@@ -70,6 +70,17 @@ def test_while_a_step_waits_for_the_commit_of_the_one_before_there_is_more_to_do
     assert not owner.state.is_busy
 
 
+def test_while_a_suspected_step_waits_for_the_commit_of_the_one_before_there_is_more_to_do() -> None:
+    owner = Owner()
+    for number, flags in ((1, StepFlag.START), (2, StepFlag.NONE)):
+        owner.take(step(number, flags=flags, suspicion=number - 1))
+
+    assert [1] == owner.run()
+
+    assert owner.begin() is None
+    assert owner.state.is_busy
+
+
 def test_the_end_of_a_step_whose_sequence_was_dropped_changes_nothing() -> None:
     owner = Owner()
     member = left_open(owner)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from executor.core.actions import HowAnswered, RunBatch
 from executor.core.events import OwnershipOver, RowEnd
-from executor.core.state import OwnedPhase
-from shared.contract.ids import Epoch, SequenceId, StepNumber
+from executor.core.sequence_batches import OldestSteps
+from executor.core.state import OwnedPhase, QueuedStep
+from shared.contract.ids import Epoch, SequenceId, SlotIndex, StepNumber
 from shared.contract.messages import InboxCancelled, StepFlag
+from shared.contract.model_config import Oldest
 from tests.executor.core.owner import Owner, step
 
 START = StepFlag.START
@@ -91,3 +93,12 @@ def test_a_sequence_that_leaves_while_it_is_staged_is_not_answered_and_its_slot_
     assert [name(0), name(1), name(3)] == answered
     assert OwnedPhase.READY is owner.owned(name(9)).phase
     assert [name(9)] == callers(owner.begin())
+
+
+def test_a_preferred_size_with_a_delay_does_not_keep_a_full_batch_from_being_staged() -> None:
+    steps = OldestSteps[QueuedStep](Oldest(0, max_queue_delay_us=1000, preferred_batch_sizes=(1,)), 2)
+    for number in range(2):
+        waiting = step(1, flags=START, sequence=name(number), slot=number)
+        steps.offer(SlotIndex(number), waiting, arrived_us=0, now_us=0)
+
+    assert 2 == len(steps.full(1) or ())

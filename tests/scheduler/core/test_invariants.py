@@ -68,6 +68,10 @@ def one_is_said_to_yield(state: LeaderState) -> None:
     state.holders["1"].asked = 1
 
 
+def c_can_be_asked_for_a_slot(state: LeaderState) -> None:
+    state.holders["1"].add(C)
+
+
 def a_tenant_has_a_slot_too_many(state: LeaderState) -> None:
     state.holders["1"].by_tenant["t"] = 1
 
@@ -92,6 +96,7 @@ def the_executor_offers_something_else(state: LeaderState) -> None:
         (a_slot_is_free_and_c_waits, "a free slot is idle"),
         (the_load_is_miscounted, "2 slots are held"),
         (one_is_said_to_yield, "0 are yielding"),
+        (c_can_be_asked_for_a_slot, "2 can be asked, 1 are live"),
         (a_tenant_has_a_slot_too_many, "tenants hold"),
         (the_executor_is_lost, "e1 has slots"),
         (the_executor_offers_something_else, "e1 offers"),

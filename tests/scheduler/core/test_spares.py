@@ -140,3 +140,16 @@ def test_the_slot_of_an_earlier_life_is_free_where_its_shard_has_no_spare_ones_a
 
     assert [name] == placed(take(state, waits(name, 3)))
     check(state)
+
+
+def test_the_slot_of_an_earlier_life_may_be_gone_when_the_feed_tells_how_that_ended() -> None:
+    """Its executor has fewer instances since."""
+    state = LeaderState(Policy(spare_slots=2))
+    take(state, ExecutorSeen(E1, (OfferedVersion("1", 2, 2),)), waits("b", 1), waits("a", 2))
+    take(state, *(Assigned(SequenceId(name), Entry(at, 0, ONE), Epoch(at)) for at, name in ((1, "b"), (2, "a"))))
+    take(state, Tick(1000), waits("a", 2000), ExecutorSeen(E1, (OfferedVersion("1", 1, 2),)))
+    assert (SequenceId("a"), Epoch(2)) in state.superseded
+
+    take(state, SequenceOver(SequenceId("a"), Epoch(2)))
+
+    check(state)
