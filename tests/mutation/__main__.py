@@ -159,8 +159,10 @@ def meaning_of(source: str) -> str | None:
         elif isinstance(node, ast.AnnAssign):
             node.annotation = ast.Name("any")
         elif isinstance(node, ast.Assert):
-            # Ours state what cannot happen.
+            # Ours state what cannot happen; so does `strict`.
             node.test, node.msg = ast.Constant(value=True), None
+        elif isinstance(node, ast.keyword) and node.arg == "strict":
+            node.value = ast.Constant(value=True)
     return ast.dump(tree)
 
 
@@ -242,21 +244,23 @@ def _durations(lines: Iterable[str]) -> Iterable[tuple[str, float]]:
 
 
 def try_all(sample: Sequence[Fault], tests: Tests, given: argparse.Namespace, *, out_of: int) -> int:
-    """Each fault by itself. Prints those that nobody sees, and the score by package."""
+    """Each fault by itself. Prints which are seen, how to repeat the others, and the score by room."""
     deadline, tried, survivors = time.monotonic() + 60 * given.minutes, dict[str, int](), dict[str, int]()
     print(f"{len(sample)} of {out_of} faults, seed {given.seed}", flush=True)
-    for fault in sample:
+    for number, fault in enumerate(sample, 1):
         if time.monotonic() > deadline:
             print(f"stopped after {given.minutes:g} minutes")
             break
-        package = _package(fault.path)
-        tried[package] = tried.get(package, 0) + 1
+        room = "/".join(Path(fault.path).parts[:-1][:2])
+        tried[room] = tried.get(room, 0) + 1
         if survives(fault, tests.of(fault), tests.duration_s):
-            survivors[package] = survivors.get(package, 0) + 1
+            survivors[room] = survivors.get(room, 0) + 1
             print_survivor(fault, covered=bool(tests.of(fault)))
-    for package in sorted(tried):
-        seen = tried[package] - survivors.get(package, 0)
-        print(f"{package}: {seen} of {tried[package]} seen ({100 * seen / tried[package]:.0f} %)")
+        else:
+            print(f"{number} of {len(sample)}: {fault.path} {fault.name} is seen", flush=True)
+    for room in sorted(tried):
+        seen = tried[room] - survivors.get(room, 0)
+        print(f"{room}: {seen} of {tried[room]} seen ({100 * seen / tried[room]:.0f} %)")
     return 1 if survivors else 0
 
 
@@ -286,11 +290,6 @@ def print_survivor(fault: Fault, *, covered: bool) -> None:
     print(
         "\n".join(list(difflib.unified_diff(before, after, fault.path, fault.path, lineterm="", n=2))[2:]), flush=True
     )
-
-
-def _package(path: str) -> str:
-    parts = Path(path).parts
-    return "/".join(parts[:2]) if parts[1] == "core" else parts[0]
 
 
 def _git(*arguments: str) -> list[str]:

@@ -20,7 +20,7 @@ SOURCE = '''
         if rows and all(rows):
             return free - taken
         name = free >= 2
-        return name
+        return zip(name, taken, strict=True)
 '''
 
 
@@ -57,6 +57,7 @@ def test_constants_log_lines_and_annotations_stay(module: str) -> None:
 
     assert {"ReplaceBinaryOperator_Sub_Add"} == {name for name in found if name.startswith("ReplaceBinary")}
     assert 2 == len(found["NumberReplacer"])
+    assert "ReplaceTrueWithFalse" not in found
 
 
 def test_a_sample_is_the_same_for_the_same_seed_and_takes_a_line_once(module: str) -> None:
