@@ -81,6 +81,15 @@ def test_slots_that_may_be_held_are_given_to_nobody_and_those_found_held_are() -
     assert {place(0), place(2)} == lent(state)[AWAY], "the next leader without that shard knows it too"
 
 
+def test_slots_that_may_be_held_may_be_gone() -> None:
+    """Their executor has come back with fewer."""
+    state = without(place(1), place(4), SlotAddress(E1, "1", InstanceIndex(1), SlotIndex(0)))
+
+    take(state, offers(E1, 2))
+
+    assert [0] == placed(take(state, waits(named(HERE, 0), 1)))
+
+
 def test_spare_slots_are_laid_out_and_recalled_in_the_shards_that_are_there() -> None:
     state, first = without(place(0)), named(HERE, 0)
     take(state, offers(E1, 5), waits(first, 1), Assigned(first, Entry(1, 0, HERE), Epoch(1)))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from scheduler.core.actions import Action, Assign, LayOut, Recall
 from scheduler.core.backlog import Entry
 from scheduler.core.decide import decide
 from scheduler.core.events import (
     Assigned,
     Event,
+    ExecutorLost,
     ExecutorSeen,
     RecallSent,
     SequenceOver,
@@ -80,6 +83,16 @@ def test_spare_slots_are_all_that_sequences_need_while_nobody_waits_and_none_is_
     assert not has_spares_only(state)
 
 
+def test_a_sequence_that_was_moved_out_and_has_taken_a_spare_slot_is_underway_no_more() -> None:
+    state = LeaderState(Policy(spare_slots=4))
+    take(state, ExecutorSeen(E1, (OfferedVersion("1", 1, 2),)))
+    state.underway[SequenceId("a")] = ("1", 0)
+
+    take(state, SpareTaken(SequenceId("a"), SlotAddress(E1, "1", InstanceIndex(0), SlotIndex(0)), Epoch(2)))
+
+    assert not state.underway
+
+
 def test_the_time_in_which_a_spare_slot_is_the_last_one_taken_counts_for_the_forecast() -> None:
     state = LeaderState(Policy(spare_slots=4))
     take(state, ExecutorSeen(E1, (OfferedVersion("1", 1, 2),)), waits("a", 1))
@@ -123,9 +136,21 @@ def test_a_slot_is_given_to_others_that_was_believed_spare_as_soon_as_the_feed_t
     assert ["a"] == placed(take(state, SequenceOver(SequenceId("a"), Epoch(1))))
     check(state)
 
-    # Told again, or after the recall, it frees nothing.
+    # Told again, it frees nothing.
     assert [] == take(state, SequenceOver(SequenceId("a"), Epoch(1)))
-    take(state, RecallSent(E1, ONE, 7), SparesRecalled(E1, ONE, 7))
+
+
+@pytest.mark.parametrize(
+    "events", [(RecallSent(E1, ONE, 7), SparesRecalled(E1, ONE, 7)), (ExecutorLost(E1),)], ids=["recalled", "lost"]
+)
+def test_an_end_is_not_waited_for_whose_slot_is_spare_no_more(events: tuple[Event, ...]) -> None:
+    state = LeaderState(Policy(spare_slots=2))
+    take(state, ExecutorSeen(E1, (OfferedVersion("1", 1, 3),)), waits("a", 1))
+    take(state, Assigned(SequenceId("a"), Entry(1, 0, ONE), Epoch(1)), Tick(1000), waits("a", 2000))
+    assert state.superseded
+
+    take(state, *events)
+
     assert not state.superseded
 
 
