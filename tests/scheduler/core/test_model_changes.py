@@ -87,6 +87,14 @@ def test_a_new_leader_takes_what_an_unloaded_version_has_left() -> None:
     assert [] == holders(state)
 
 
+def test_a_new_leader_takes_what_a_version_has_left_that_keeps_no_sequences_any_more() -> None:
+    state = LeaderState()
+    take(state, ExecutorSeen(E1, (OfferedVersion("1", 1, 0),)))
+    gone = SlotAddress(E1, "1", InstanceIndex(0), SlotIndex(0))
+
+    assert [Reclaim(E1)] == take(state, SequenceFound(name("left"), gone, Epoch(7)))
+
+
 def test_who_waits_for_an_unloaded_version_is_refused_new_moving_or_returning() -> None:
     state = LeaderState()
     take(state, SequenceWaits(name("new"), "1", entry(1)))
