@@ -158,6 +158,15 @@ async def is_due(mesh: ScriptedMesh, *, within_ms: int) -> bool:
     return score is not None and score <= seconds * 1000 + within_ms
 
 
+async def is_told(mesh: ScriptedMesh) -> bool:
+    """Whether the leader, which may sleep until later, has been told once when the reaper looks at sequence 7."""
+    sequence = mesh.sequence(7)
+    shard = mesh.keys.shard_of(sequence)
+    feed = await mesh.redis.xrange(mesh.keys.feed(shard, mesh.model))
+    told = [float(fields[b"d"]) for _, fields in feed if fields[b"k"] == b"d"]
+    return [await mesh.redis.zscore(mesh.keys.deadlines(shard, mesh.model), sequence)] == told
+
+
 class TestSubmit:
     async def test_a_first_step_without_start_is_refused_as_never_seen(self, mesh: ScriptedMesh) -> None:
         outcome = await mesh.submit(mesh.submission(7, ONE))
@@ -1643,6 +1652,7 @@ class TestOrphan:
 
         assert 0 < await idle_left_ms(mesh) <= GRACE_MS
         assert await is_due(mesh, within_ms=GRACE_MS + 1_000)
+        assert await is_told(mesh)
 
     async def test_it_expires_after_the_grace(self, mesh: ScriptedMesh) -> None:
         step = await start(mesh)
@@ -1681,6 +1691,7 @@ class TestOrphan:
         assert await commit(mesh, ALICE, step) is CommitCode.COMMITTED
         assert 0 < await idle_left_ms(mesh) <= GRACE_MS
         assert await is_due(mesh, within_ms=GRACE_MS + 1_000)
+        assert await is_told(mesh)
 
     async def test_a_later_step_takes_the_sequence_back(self, mesh: ScriptedMesh) -> None:
         first = await start(mesh)
