@@ -142,6 +142,45 @@ async def test_a_request_whose_place_cannot_be_read_is_answered_and_the_others_r
     await drop(mesh)
 
 
+async def test_a_late_request_whose_place_cannot_be_read_is_answered_and_the_others_run(mesh: ScriptedMesh) -> None:
+    await enqueue(mesh, "ab")
+    queue = mesh.keys.work_queue("sum", "1")
+    await mesh.redis.hset(queue.meta, f"{GATEWAY}/a", GARBAGE)
+    await mesh.redis.zadd(queue.deadlines, {f"{GATEWAY}/a": 1})
+
+    await run_everything(mesh)
+
+    assert {"a": Code.INTERNAL, "b": ""} == await answered(mesh)
+    await drop(mesh)
+
+
+async def test_what_was_held_back_for_a_request_whose_place_cannot_be_read_leaves(mesh: ScriptedMesh) -> None:
+    await enqueue(mesh, "ab", ordered=True)
+    work = WorkScripts(mesh.keys)
+    pull = work.pull(LOAD, DEAD, "t", requests_max=1, rows_max=1, delay_us=0, take=Take.WHEN_PLAIN)
+    await mesh.scripts.run(pull)
+    await run_everything(mesh)
+    assert {} == await answered(mesh), "b is done, and a comes first"
+    await mesh.redis.hset(mesh.keys.work_queue("sum", "1").meta, f"{GATEWAY}/a", GARBAGE)
+
+    await mesh.scripts.run(work.requeue(LOAD, DEAD, given_up=DONE))
+
+    assert {"a": Code.INTERNAL, "b": ""} == await answered(mesh)
+    await drop(mesh)
+
+
+async def test_a_queue_is_made_again_without_a_request_whose_place_cannot_be_read(mesh: ScriptedMesh) -> None:
+    await enqueue(mesh, "abc")
+    queue = mesh.keys.work_queue("sum", "1")
+    await mesh.redis.hset(queue.meta, f"{GATEWAY}/a", GARBAGE)
+    await mesh.redis.set(queue.queue, "x")
+
+    await run_everything(mesh)
+
+    assert {"a": Code.INTERNAL, "b": "", "c": ""} == await answered(mesh)
+    await drop(mesh)
+
+
 @pytest.mark.parametrize("value", [GARBAGE, b"7.5", b"%d" % (1 << 53), b"9" * 17, b"%d" % -(1 << 63)])
 async def test_a_counter_of_arrivals_that_is_none_or_too_large_to_count_begins_anew(
     mesh: ScriptedMesh, value: bytes
