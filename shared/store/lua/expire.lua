@@ -44,13 +44,4 @@ local function expire(keys, sid)
   return kind == 'x' and 1 or 2
 end
 
-local UNREAD = -1
-local results = for_each(MODEL_KEYS, 2, 0, expire, UNREAD)
-for i, result in ipairs(results) do
-  -- Its record could not be read, and it is lost now: the deadline under this id goes too.
-  if result == UNREAD then
-    redis.call('ZREM', DEADLINES, id_of(KEYS[MODEL_KEYS + i]))
-    results[i] = 0
-  end
-end
-return results
+return for_each(MODEL_KEYS, 2, 0, expire, 0)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shared.contract.errors import Code, Reason
-from shared.contract.ids import Epoch, ExecutorId, GatewayId, StepNumber, entry_key
+from shared.contract.ids import Epoch, ExecutorId, GatewayId, SequenceId, StepNumber, entry_key
 from shared.contract.messages import InboxExpired, InboxStep, ReplyMessage, StepFlag, decode_reply, encode
 from shared.statistics.tally import ModelLoad, packed
 from shared.store.reading import read_counts
@@ -332,6 +332,23 @@ async def test_it_ends_when_it_would_expire(mesh: ScriptedMesh, kind: str) -> No
     told = {fields[b"q"]: fields[b"k"] for _, fields in await client.xrange(mesh.keys.feed(shard, "sum"))}
     assert {mesh.sequence(VICTIM).encode(): b"u", mesh.sequence(OTHER).encode(): b"x"} == told
     assert 0 == await client.zcard(mesh.keys.deadlines(shard, "sum"))
+
+
+@pytest.mark.leaves_sequences
+@pytest.mark.parametrize("name", ["x", "other||i1", "sum||i1", ""])
+async def test_a_deadline_of_what_is_no_sequence_of_the_model_is_gone_after_two_looks(
+    mesh: ScriptedMesh, name: str
+) -> None:
+    """The first one takes it for a sequence that cannot be read, and leaves a tombstone."""
+    (shard,) = mesh.keys.shards
+    deadlines = mesh.keys.deadlines(shard, "sum")
+    await mesh.redis.zadd(deadlines, {name: 1})
+
+    for _ in range(2):
+        call = mesh.scripts.expire([SequenceId(name)], shard=shard, model="sum", term=mesh.term, tombstone_ms=1000)
+        assert [False] == await mesh.scripts.run(call)
+
+    assert 0 == await mesh.redis.zcard(deadlines)
 
 
 @pytest.mark.leaves_sequences
