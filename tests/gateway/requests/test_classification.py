@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 
-from gateway.requests.classification import classify
+from gateway.requests.classification import classified, classify
 from shared.contract.errors import RequestError
+from shared.contract.messages import ModelRecord
 from shared.contract.tensors import Tensor, bytes_elements, from_numpy
+from tests.gateway.fake_executor import running_sum
 
 
 def classes(tensor: Tensor) -> list[str]:
@@ -32,6 +35,14 @@ def test_each_row_of_a_batch_is_classified_by_itself_and_labels_may_be_few() -> 
     found = classify(rows, 1, batched=True, labels=("cat",))
 
     assert ((2, 1), ["5:1", "7:0:cat"]) == (tuple(found.shape), classes(found))
+
+
+@pytest.mark.parametrize(("max_batch_size", "shape"), [(0, (1,)), (1, (1, 1))])
+def test_the_first_dimension_is_a_batch_if_the_model_has_batches(max_batch_size: int, shape: tuple[int, ...]) -> None:
+    config = msgspec.structs.replace(running_sum(), max_batch_size=max_batch_size)
+    output = from_numpy("OUTPUT", np.array([[1, 5]], np.int32))
+
+    assert shape == tuple(classified(output, 1, ModelRecord(config, "", ("1",))).shape)
 
 
 def test_texts_are_not_classified() -> None:
