@@ -224,8 +224,8 @@ async def test_a_client_whose_state_the_mesh_holds_takes_no_loss_from_an_executo
 
 def test_an_owner_that_is_not_checked_is_found() -> None:
     """The simulation is worth something: without the check of owner and epoch in `commit` it fails within 100 seeds,
-    with seed 31 first. That is where it begins here, so as to be found soon."""
-    found = first_failing(run_mutant("epoch", seed) for seed in range(31, 101))
+    with seed 2 first. That is where it begins here, so as to be found soon."""
+    found = first_failing(run_mutant("epoch", seed) for seed in range(2, 101))
 
     assert found is not None
     assert [] == simulate(found.seed).violations
