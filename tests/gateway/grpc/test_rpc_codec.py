@@ -18,6 +18,7 @@ from gateway.grpc.codec import (
     encode_stream_answer,
     encode_stream_error,
     requested_forms,
+    shape_of,
 )
 from gateway.grpc.metadata import CallMetadata
 from gateway.grpc.pb import pb
@@ -27,7 +28,7 @@ from shared.contract.errors import Code, ModelError, Reason, RequestError, Seque
 from shared.contract.messages import ModelRecord, ReplyMessage
 from shared.contract.model_config import ModelConfig
 from shared.contract.parameters import write_parameters
-from shared.contract.tensors import Tensor, bytes_elements
+from shared.contract.tensors import RANK_MAX, Tensor, bytes_elements
 
 RECORD = ModelRecord(ModelConfig("m", "python", "", 0, (), ()), "{}", ("1", "3"))
 # The client has no types.
@@ -234,6 +235,15 @@ def test_raw_and_typed_contents_must_not_be_mixed() -> None:
     expected = "contents field must not be specified when using raw_input_contents for 'B' for model 'm'"
 
     assert expected == refusal_of(made).message
+
+
+def test_an_input_has_at_most_as_many_dimensions_as_an_array() -> None:
+    def of(rank: int) -> Any:
+        return pb.ModelInferRequest.InferInputTensor(name="INPUT", datatype="FP32", shape=[1] * rank)
+
+    assert (1,) * RANK_MAX == shape_of(of(RANK_MAX), "m")
+    with pytest.raises(RequestError, match=f"'INPUT' for model 'm' has {RANK_MAX + 1} dimensions"):
+        shape_of(of(RANK_MAX + 1), "m")
 
 
 def test_an_input_without_data_is_refused() -> None:

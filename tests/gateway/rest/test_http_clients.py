@@ -7,6 +7,7 @@ import threading
 import uuid
 from typing import Any
 
+import aiohttp
 import numpy as np
 import pytest
 import tritonclient.http as blocking_client
@@ -137,6 +138,16 @@ async def test_compression_both_ways(triton: Any, algorithm: str):
     )
 
     np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), array)
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "identity"])
+async def test_an_answer_is_packed_as_its_client_takes_it(gateway: RunningGateway, encoding: str):
+    request = {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data": [1]}]}
+    url, headers = f"http://{gateway.url}/v2/models/echo/infer", {"Accept-Encoding": encoding}
+
+    async with aiohttp.ClientSession() as session, session.post(url, json=request, headers=headers) as response:
+        assert encoding == response.headers.get("Content-Encoding", "identity")
+        assert [1.0] == (await response.json())["outputs"][0]["data"]
 
 
 async def test_classification_gives_the_largest_values_with_their_indexes(triton: Any):

@@ -34,7 +34,7 @@ from gateway.rest.request import OutputForm, OutputForms, decode
 from gateway.rest.response import encode_answer, encode_generated
 from shared.contract.errors import Code, Reason, RequestError, SequenceError
 from shared.contract.messages import ModelRecord, ReplyMessage, decode_infer, encode
-from shared.contract.tensors import DATATYPE_OF, NUMPY_TYPE, Tensor, from_numpy, to_numpy
+from shared.contract.tensors import DATATYPE_OF, NUMPY_TYPE, RANK_MAX, Tensor, from_numpy, to_numpy
 from tests.gateway.fake_executor import echo, running_sum
 
 CLASSIFIED = [dtype for dtype, name in DATATYPE_OF.items() if name not in ("BOOL", "FP16")]
@@ -205,6 +205,16 @@ def test_broken_json_is_refused_in_tritons_words(text: bytes, words: str) -> Non
 
 def test_data_of_a_tensor_without_dimensions_is_left_to_the_check_of_its_shape() -> None:
     assert Tensor("T", "FP32", (), b"") == tensor_of_json("T", "FP32", (), [1.0, 2.0])
+
+
+def test_an_input_has_at_most_as_many_dimensions_as_an_array() -> None:
+    def decoded(rank: int) -> InferCall:
+        tensor = {"name": "INPUT", "datatype": "INT32", "shape": [1] * rank, "data": [5]}
+        return decode(json.dumps({"inputs": [tensor]}).encode(), InferCall("m"), running_sum)[0]
+
+    assert [(1,) * RANK_MAX] == [tensor.shape for tensor in decoded(RANK_MAX).inputs]
+    with pytest.raises(RequestError, match=f"it has {RANK_MAX + 1} dimensions"):
+        decoded(RANK_MAX + 1)
 
 
 def test_a_number_beyond_all_doubles_is_refused_as_a_parameter() -> None:
