@@ -35,6 +35,7 @@ from tests.gateway.hostile import Target, connected
 
 MESSAGE_MAX = 4 << 20
 ROOM = 8 << 20
+TEXT_BYTES = 1 << 20
 Status = grpc.StatusCode
 NO_MEMORY = "the gateway has no memory for the messages that are on their way"
 SOON_S = 60.0
@@ -193,16 +194,20 @@ async def test_what_is_unpacked_takes_its_place_in_the_room(server: GrpcServer, 
         assert 0 == budget.taken
 
 
+def decoded_in_a_thread() -> bytes:
+    """A message with one long text."""
+    made, text = request(1), bytes(TEXT_BYTES)
+    made.inputs[0].datatype, made.raw_input_contents[0] = "BYTES", len(text).to_bytes(4, "little") + text
+    return made.SerializeToString()
+
+
 async def test_what_waits_to_be_decoded_in_a_thread_takes_its_place_in_the_room(
     channel: Any, budget: ByteBudget
 ) -> None:
     """One goes at a time: as many as there are calls could wait for it."""
-    made = request(1)
-    text = bytes(1 << 20)
-    made.inputs[0].datatype, made.raw_input_contents[0] = "BYTES", len(text).to_bytes(4, "little") + text
-    message = made.SerializeToString()
+    message = decoded_in_a_thread()
     async with budget.decoding.held("another"), asyncio.timeout(SOON_S):
-        calls = [channel.unary_unary(INFER)(message) for _ in range(ROOM // len(text))]
+        calls = [channel.unary_unary(INFER)(message) for _ in range(ROOM // TEXT_BYTES)]
         waiting = [asyncio.ensure_future(call.code()) for call in calls]
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         while budget.taken < (len(calls) - 1) * len(message):
@@ -210,6 +215,23 @@ async def test_what_waits_to_be_decoded_in_a_thread_takes_its_place_in_the_room(
     codes = await asyncio.gather(*waiting)
 
     assert [Status.OK] * (len(calls) - 1) + [Status.UNAVAILABLE] == sorted(codes, key=lambda code: code.value[0])
+    assert 0 == budget.taken
+
+
+async def test_messages_of_streams_that_wait_to_be_decoded_take_their_places_too(
+    channel: Any, budget: ByteBudget
+) -> None:
+    message = decoded_in_a_thread()
+    async with budget.decoding.held("another"), asyncio.timeout(SOON_S):
+        streams = [channel.stream_stream(STREAM)() for _ in range(4)]
+        for stream in streams:
+            await stream.write(message)
+        while budget.taken < len(streams) * len(message):
+            await asyncio.sleep(0)
+    for stream in streams:
+        assert "1" == pb.ModelStreamInferResponse.FromString(await stream.read()).infer_response.id
+        stream.cancel()
+
     assert 0 == budget.taken
 
 
