@@ -372,9 +372,10 @@ def test_what_execute_raises_ends_the_requests_that_are_open(
     assert "The model asked for 'SUM_IN'." in answers.last.message
 
 
-def test_execute_returns_none(workshop: Workshop) -> None:
-    engine = load(workshop, "sender.send(response(1), FINAL)\nreturn []", config())
-    engine_of_open = load(workshop, "self.kept.append(sender)\nreturn []", config())
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_execute_returns_none(workshop: Workshop, *, asynchronous: bool) -> None:
+    engine = load(workshop, "sender.send(response(1), FINAL)\nreturn []", config(), asynchronous=asynchronous)
+    engine_of_open = load(workshop, "self.kept.append(sender)\nreturn []", config(), asynchronous=asynchronous)
     done, left_open = Recorded(), Recorded()
 
     finish(engine, 1, done)
