@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from deploy.operate.drain import ListedExecutor, alone, command, lines_of, run, table, warnings_of
+from deploy.operate.drain import ListedExecutor, alone, command, lines_of, run, table, warnings_of, wish_name
 from deploy.operate.operating import ExecutorHolding, OperatedMesh, holdings
 from deploy.operate.settings import OperatorSettings
 from shared.contract.ids import ExecutorId, ShardId
@@ -64,6 +64,18 @@ def test_a_list_drains_nobody(also: str) -> None:
 
     assert 2 == result.exit_code
     assert "--list shows every executor, and drains none" in result.output
+
+
+@pytest.mark.parametrize(
+    ("name", "alive", "kept_under"),
+    [("executor-1", True, "executor-1-ab"), ("executor-1", False, "executor-1"), ("executor-2", True, "executor-1")],
+)
+def test_one_of_several_executors_of_a_name_is_drained_alone(name: str, kept_under: str, *, alive: bool) -> None:
+    """Under its id. Otherwise under its name, which a restarted process has again."""
+    other = msgspec.structs.replace(REGISTRATION, executor=ExecutorId(f"{name}-cd"), name=name)
+    known = [ExecutorHolding(Member(REGISTRATION, alive=True), {}), ExecutorHolding(Member(other, alive), {})]
+
+    assert kept_under == wish_name("executor-1-ab", known)
 
 
 def test_who_drains_the_last_one_hears_what_becomes_of_its_models() -> None:
