@@ -287,7 +287,7 @@ local function commit(keys, step)
   -- Other steps are open: the sequence neither ends nor becomes idle with this one.
   if accepted > step.n then return 1 end
   if has(step.flags, END) or void then
-    kind = void and (kind or redis.call('HGET', keys.record, 'vk') or 'f') or 'e'
+    kind = void and (kind or void_kind(redis.call('HGET', keys.record, 'vk'))) or 'e'
     release(keys, step.sid, kind, step.epoch, got[8], tombstone_ms(step))
     return 2
   end

@@ -226,6 +226,9 @@ local UNREADABLE_TOMBSTONE_MS = 600000
 local TOMBSTONES = { e = true, x = true, f = true, o = true, c = true }
 local STATES = { w = true, l = true, m = true, p = true, e = true, x = true, f = true, o = true, c = true }
 
+-- The state of the tombstone of a sequence whose state is gone. kind: the record's field vk
+local function void_kind(kind) return kind and (TOMBSTONES[kind] and kind or 'o') or 'f' end
+
 -- The state of the tombstone that `end` has chosen for the present run of a sequence; nil if that was not ended.
 -- ended: the record's field en; start: the step with its latest START
 local function ended_as(ended, start)

@@ -433,7 +433,7 @@ local NEEDED = { 'st', 'ow', 'in', 'sl', 'ep', 'nx', 'cm', 'cl', 'sn', 'vr', 'bn
 -- Why an open record accepts nothing but a START: its state is void, it was ended (`end`), or its END was accepted.
 local function cause_of_close(step, start)
   local got = redis.call('HMGET', step.record, 'vd', 'vk', 'en')
-  return number(got[1]) >= start and got[2] or ended_as(got[3], start) or 'e'
+  return got[1] and number(got[1]) >= start and void_kind(got[2]) or ended_as(got[3], start) or 'e'
 end
 
 local function submit(step, flags)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -211,6 +212,30 @@ async def test_a_record_that_says_of_more_answers_than_it_has_does_not_hold_redi
     (code,) = [one.code for one in await submitted(mesh, again)]
 
     assert SubmitCode.LOST == code
+
+
+@pytest.mark.leaves_sequences
+@pytest.mark.parametrize(
+    ("cause", "code"), [(GARBAGE, SubmitCode.LOST), (b"", SubmitCode.LOST), (None, SubmitCode.FAILED)]
+)
+async def test_a_sequence_without_a_state_of_which_nobody_can_read_why_is_lost(
+    mesh: ScriptedMesh, cause: bytes | None, code: SubmitCode
+) -> None:
+    epochs = await both_live(mesh)
+    steps = [mesh.submission(VICTIM, ONE) for _ in range(2)]
+    await submitted(mesh, *steps)
+    record = mesh.keys.sequence(mesh.sequence(VICTIM)).record
+    losing = msgspec.structs.replace(done(mesh, steps[0], 2, epochs[VICTIM]), outcome=StepOutcome.LOST)
+    assert [CommitCode.COMMITTED] == await committed(mesh, losing)
+    await (mesh.redis.hdel(record, "vk") if cause is None else mesh.redis.hset(record, "vk", cause))
+
+    (refused,) = await submitted(mesh, mesh.submission(VICTIM, ONE))
+    void = msgspec.structs.replace(done(mesh, steps[1], 3, epochs[VICTIM]), outcome=StepOutcome.VOID)
+    over = await committed(mesh, void)
+    (late,) = await submitted(mesh, mesh.submission(VICTIM, ONE))
+
+    assert [CommitCode.OVER] == over
+    assert [(code, 3)] * 2 == [(refused.code, refused.step), (late.code, late.step)]
 
 
 @pytest.mark.leaves_sequences
