@@ -102,8 +102,8 @@ class Dispatch:
         and may have lost its newest data.
 
         Call it before anything else is sent to that server. Of steps that are not repeatable the sequences' records
-        are read: if a record does not show the step, its client gets an error. Then repeatable requests are sent again,
-        in their order: the server knows them already, or accepts them once more.
+        are read: if a record does not prove the step, its client gets an error. Then repeatable requests are sent
+        again, in their order: the server knows them already, or accepts them once more.
 
         lost    shards whose reply streams were lost: replies may have been lost with them
         raises  one of CONNECTION_LOST; then `ask_again` must be called again
@@ -127,7 +127,7 @@ class Dispatch:
         ]
         for pending, record in zip(requests, await link.ask(asked) if asked else (), strict=True):
             if not self._is_known(pending, record) or pending.shard in lost:
-                pending.failed(unknown_outcome(pending, "Redis was restarted and has lost data"))
+                pending.failed(unknown_outcome(pending, "Redis was restarted and may have lost data"))
 
     def _is_known(self, pending: PendingRequest, record: Sequence[bytes | None]) -> bool:
         """Whether a record shows an accepted step that its gateway has not sent again."""
@@ -137,10 +137,11 @@ class Dispatch:
         # The birth tells this sequence from a later one under the same id.
         if text_of(birth or b"") != pending.accepted.birth or step is None:
             return False
-        if step == pending.accepted.step:
-            # Another gateway may have been faster: then another step has its number.
-            return (latest or b"").split()[1:3] == [self._replies.gateway.encode(), pending.token.encode()]
-        return step > pending.accepted.step
+        # Another gateway may have been faster: then another step has its number. What this gateway has accepted last
+        # came before the restart, and so did this step then.
+        gateway, token = self._replies.gateway.encode(), pending.token.encode()
+        known = [gateway, token] if step == pending.accepted.step else [gateway]
+        return step >= pending.accepted.step and (latest or b"").split()[1 : 1 + len(known)] == known
 
     def _refused(self, batch: CallBatch, error: Exception) -> None:
         """Fails a batch that Redis answered with an error. A full Redis is logged once, not with every batch."""
