@@ -193,7 +193,7 @@ def checkpoint_fetched(state: OwnedSequences, event: CheckpointFetched, now_us: 
     owned.next_step = past(found.failed, found.checkpointed + 1)
     owned.replay_until = owned.committed = found.committed
     # A START that is not committed yet will set this when it runs.
-    owned.start_step = found.start_step if found.start_step <= found.committed else NO_STEP
+    owned.start_step = found.start_step
     owned.cancelled |= found.cancelled
     # The checkpoint covers these steps, or they failed before.
     for step in [number for number in owned.steps if number < owned.next_step]:

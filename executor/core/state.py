@@ -97,7 +97,7 @@ class Checkpoint:
 
     checkpointed  the step whose state the checkpoint holds
     committed     the last step that was answered
-    start_step    step of the latest START
+    start_step    step of the START of the last answered step's run; 0 if unknown
     void          why there is no state, if there is none
     traceparent   trace context of the checkpointed step, "" if it was not traced
     cancelled     steps whose callers have gone, also if another executor was told of it

@@ -26,6 +26,7 @@ from shared.contract.record import (
     CHECKPOINTED,
     COMMITTED,
     DURABLE,
+    EARLIER_STARTS,
     EPOCH,
     FAILED,
     FAILED_STEPS,
@@ -47,7 +48,7 @@ from shared.store.reading import text_of, value_of
 TRACE_FIELD = "t"
 FIELDS_READ = [
     *(STATE, EPOCH, CHECKPOINTED, COMMITTED, START, VOID_SINCE, VOID_CAUSE),
-    *(CANCELLED_STEPS, FAILED_STEPS, GIVEN_UP, MARK, DURABLE),
+    *(CANCELLED_STEPS, FAILED_STEPS, GIVEN_UP, MARK, DURABLE, EARLIER_STARTS),
 ]
 """Fields that are read of a record, in the order in which `_read` takes them."""
 VOID_CAUSES = {cause.encode(): cause for cause in VoidCause}
@@ -81,12 +82,12 @@ def _read(record: Sequence[bytes | None], fields: Mapping[bytes, bytes], key: st
 
     key  the checkpoint's
     """
-    state, epoch, checkpointed, committed, start, void_since, void_cause, cancelled, failed, given_up, mark, durable = (
-        record
-    )
+    state, epoch, checkpointed, committed, start, void_since, void_cause, cancelled, failed, given_up = record[:10]
+    mark, durable, earlier_starts = record[10:]
     if state != LIVE and state not in TOMBSTONES:
         return None
     last = int(committed or 0)
+    starts = map(int, [*(earlier_starts or b"").split(), start or b"0"])
     void = VOID_CAUSES.get(void_cause or FAILED, VoidCause.LOST) if void_since is not None else None
     if int(given_up or 0) == last + 1:
         # The next step is given up. Its state is not loaded either, since loading it may be what killed the owners.
@@ -102,7 +103,7 @@ def _read(record: Sequence[bytes | None], fields: Mapping[bytes, bytes], key: st
         Epoch(int(epoch or 0)),
         StepNumber(int(checkpointed or 0)),
         StepNumber(last),
-        StepNumber(int(start or 0)),
+        StepNumber(max((step for step in starts if step <= last), default=0)),
         void,
         traceparent=text_of(fields.get(TRACE_FIELD.encode(), b"")),
         cancelled=frozenset(StepNumber(int(step)) for step in (cancelled or b"").split()),

@@ -593,7 +593,7 @@ local function release(keys, sid, kind, epoch, version, tombstone_ms)
     redis.call('XADD', keys.feed, '*', 'q', sid, 'e', epoch, 'k', kind, 's', spare)
   end
   redis.call('HDEL', keys.record, 'ow', 'in', 'sl', 'vd', 'vk', 'be', 'du', 'pg', 'ca', 'tk', 'tr', 'gu', 'fl', 'og', 'mk',
-    'en', 'ps')
+    'en', 'es', 'ps')
   redis.call('HSET', keys.record, 'st', kind, 'cl', '1')
   redis.call('PEXPIRE', keys.record, tombstone_ms)
 end

@@ -436,6 +436,17 @@ local function cause_of_close(step, start)
   return got[1] and number(got[1]) >= start and void_kind(got[2]) or ended_as(got[3], start) or 'e'
 end
 
+-- The STARTs before the one that is being accepted, as far as steps behind them are open: a new owner numbers those by
+-- them.
+local function earlier_starts(step, record)
+  local starts = {}
+  for one in string.gmatch((redis.call('HGET', step.record, 'es') or '') .. ' ' .. record.start, '%d+') do
+    if tonumber(one) <= record.committed then starts = {} end
+    starts[#starts + 1] = one
+  end
+  return table.concat(starts, ' ')
+end
+
 local function submit(step, flags)
   local got = redis.call('HMGET', step.record, unpack(NEEDED, 1, step.digest == '' and #NEEDED - 2 or #NEEDED))
   local state = got[1]
@@ -484,7 +495,10 @@ local function submit(step, flags)
   if record.closed and not begins then flags, begins = bit.bor(flags, START), true end
   local n = record.accepted + 1
   local change = { 'nx', n, 'la', accepted_now(step.gateway, step.token) }
-  if begins then append(change, 'sn', n) end
+  if begins then
+    append(change, 'sn', n)
+    if record.accepted > record.committed then append(change, 'es', earlier_starts(step, record)) end
+  end
   if has(flags, END) then append(change, 'cl', 1) elseif begins then append(change, 'cl', 0) end
   remember(step.digest, n, recent, older, record.committed, change)
   redis.call('HSET', step.record, unpack(change))
