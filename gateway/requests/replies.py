@@ -17,9 +17,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from gateway.requests.waiting import PendingRequest
-from shared.contract.errors import UnavailableError
+from shared.contract.errors import Reason, SequenceError, UnavailableError
 from shared.contract.ids import GatewayId, ShardId, entry_key
 from shared.contract.limits import REPLY_STREAM_TTL_MS
+from shared.contract.record import BIRTH
 from shared.process import logs
 from shared.store.commands import Redis
 from shared.store.homes import servers, tag_of, without_lost
@@ -68,6 +69,7 @@ class Replies:
         self._entries_max = dict.fromkeys(map(str.encode, self._streams.values()), READ_ENTRIES_MAX)
         self._waiting: dict[str, PendingRequest] = {}
         self._tokens = itertools.count(1)
+        self._forsaken: set[str] = set()
         self.has_given_up = False
 
     def __len__(self) -> int:
@@ -183,6 +185,7 @@ class Replies:
                 gone = await self._beat()
                 if gone:
                     await self._recover(gone)
+                await self._tell_forsaken()
             except LOST_OR_REFUSED as lost:
                 logs.warning("heartbeat not written", error=str(lost))
 
@@ -242,6 +245,26 @@ class Replies:
             logs.warning("sign of life not written", error=str(shown))
         return [shard for shard, exists in zip(shards, alive, strict=False) if not exists]
 
+    async def _tell_forsaken(self) -> None:
+        """Tells callers who joined an open step whose record is gone: it alone named them. A reply may have left before
+        the record did, so they are told when it is gone at two looks."""
+        joined = [one for one in self._waiting.values() if one.accepted is not None and one.accepted.repeated]
+        if not joined:
+            return
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for one in joined:
+                pipe.hget(self._keys.sequence(one.sequence).record, BIRTH)
+            births = await pipe.execute()
+        before = self._forsaken
+        self._forsaken = {
+            one.token
+            for one, birth in zip(joined, births, strict=True)
+            if one.accepted is not None and birth != one.accepted.birth.encode()
+        }
+        for one in joined:
+            if one.token in before & self._forsaken:
+                one.failed(forsaken(one))
+
     async def _recover(self, gone: Sequence[ShardId]) -> None:
         """Makes lost streams again, and tells the callers whose replies may have been lost with them."""
         logs.error("reply streams were lost, waiting callers are told", shards=len(gone), waiting=len(self))
@@ -272,6 +295,15 @@ def unknown_outcome(pending: PendingRequest, cause: str) -> UnavailableError:
     return UnavailableError(
         f"{cause}: it is not known whether the step of sequence {pending.admitted.message.correlation_id} of model "
         f"'{pending.call.model}' was accepted; {remedy}"
+    )
+
+
+def forsaken(pending: PendingRequest) -> SequenceError:
+    """The error of a caller who joined a step whose sequence was removed from Redis."""
+    return SequenceError(
+        f"sequence {pending.admitted.message.correlation_id} of model '{pending.call.model}' was removed from Redis "
+        "while the step was open: the next request must specify the START flag",
+        Reason.LOST,
     )
 
 

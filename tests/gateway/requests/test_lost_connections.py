@@ -321,6 +321,40 @@ async def test_other_gateway_answers_the_retry_of_a_step_whose_gateway_died(
     assert len(executor.received) == 1
 
 
+@pytest.mark.parametrize("begins_anew", [False, True])
+async def test_who_joined_a_step_is_told_when_its_record_is_removed(
+    gateway_settings: GatewaySettings,
+    keys: Keyspace,
+    executor: FakeExecutor,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    begins_anew: bool,
+):
+    """By hand, or because Redis evicted it. Only the record named who joined; another record under the id does not."""
+    monkeypatch.setattr(gateway.requests.replies, "HEARTBEAT_S", 0.05)
+    async with without_ports(gateway_settings, keys) as parts:
+        await parts.inference.submit(step(1, start=True, request_id="a"))
+        await executor.pause()
+        first = parts.inference.submit(step(2, request_id="b"))
+        joined = [parts.inference.submit(step(2, request_id="b")) for _ in range(2)]
+        while not parts.dispatch.sent > 3:
+            await asyncio.sleep(0.005)
+        record = keys.sequence(parts.replies.unanswered[0].sequence).record
+        await asyncio.sleep(4 * gateway.requests.replies.HEARTBEAT_S)
+        assert not any(one.done() for one in joined), "as long as the record is there"
+
+        await executor.redis.unlink(record)
+        again = parts.inference.submit(step(5, start=True, request_id="c")) if begins_anew else None
+
+        for one in joined:
+            with pytest.raises(SequenceError, match="was removed from Redis") as told:
+                await one
+            assert Reason.LOST == told.value.reason
+        executor.paused.clear()
+        assert again is None or 5 == total(await again)
+        first.cancel()
+
+
 @pytest.mark.parametrize("is_cut", [False, True], ids=["", "and Redis does not say that they are made again"])
 async def test_lost_reply_streams_are_noticed_and_the_waiting_are_told(
     gateway_settings: GatewaySettings,
