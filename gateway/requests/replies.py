@@ -16,11 +16,11 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+from gateway.requests.named_callers import NamedCallers
 from gateway.requests.waiting import PendingRequest
-from shared.contract.errors import Reason, SequenceError, UnavailableError
+from shared.contract.errors import MeshError, Reason, SequenceError, UnavailableError
 from shared.contract.ids import GatewayId, ShardId, entry_key
 from shared.contract.limits import REPLY_STREAM_TTL_MS
-from shared.contract.record import BIRTH
 from shared.process import logs
 from shared.store.commands import Redis
 from shared.store.homes import servers, tag_of, without_lost
@@ -69,7 +69,7 @@ class Replies:
         self._entries_max = dict.fromkeys(map(str.encode, self._streams.values()), READ_ENTRIES_MAX)
         self._waiting: dict[str, PendingRequest] = {}
         self._tokens = itertools.count(1)
-        self._forsaken: set[str] = set()
+        self._named = NamedCallers(redis, keys, gateway)
         self.has_given_up = False
 
     def __len__(self) -> int:
@@ -185,7 +185,8 @@ class Replies:
                 gone = await self._beat()
                 if gone:
                     await self._recover(gone)
-                await self._tell_forsaken()
+                for pending in await self._named.removed(self.unanswered, HEARTBEAT_S):
+                    pending.failed(removed(pending))
             except LOST_OR_REFUSED as lost:
                 logs.warning("heartbeat not written", error=str(lost))
 
@@ -245,26 +246,6 @@ class Replies:
             logs.warning("sign of life not written", error=str(shown))
         return [shard for shard, exists in zip(shards, alive, strict=False) if not exists]
 
-    async def _tell_forsaken(self) -> None:
-        """Tells callers who joined an open step whose record is gone: it alone named them. A reply may have left before
-        the record did, so they are told when it is gone at two looks."""
-        joined = [one for one in self._waiting.values() if one.accepted is not None and one.accepted.repeated]
-        if not joined:
-            return
-        async with self._redis.pipeline(transaction=False) as pipe:
-            for one in joined:
-                pipe.hget(self._keys.sequence(one.sequence).record, BIRTH)
-            births = await pipe.execute()
-        before = self._forsaken
-        self._forsaken = {
-            one.token
-            for one, birth in zip(joined, births, strict=True)
-            if one.accepted is not None and birth != one.accepted.birth.encode()
-        }
-        for one in joined:
-            if one.token in before & self._forsaken:
-                one.failed(forsaken(one))
-
     async def _recover(self, gone: Sequence[ShardId]) -> None:
         """Makes lost streams again, and tells the callers whose replies may have been lost with them."""
         logs.error("reply streams were lost, waiting callers are told", shards=len(gone), waiting=len(self))
@@ -298,8 +279,10 @@ def unknown_outcome(pending: PendingRequest, cause: str) -> UnavailableError:
     )
 
 
-def forsaken(pending: PendingRequest) -> SequenceError:
-    """The error of a caller who joined a step whose sequence was removed from Redis."""
+def removed(pending: PendingRequest) -> MeshError:
+    """The error of a caller who waits for what was removed from Redis."""
+    if pending.admitted.sequence is None:
+        return unknown_outcome(pending, "the request was removed from Redis")
     return SequenceError(
         f"sequence {pending.admitted.message.correlation_id} of model '{pending.call.model}' was removed from Redis "
         "while the step was open: the next request must specify the START flag",

@@ -75,10 +75,16 @@ local function send(id, reply)
 end
 
 -- Sends every answer that no earlier request holds back any more. An earlier request that has no meta cannot be
--- answered; its caller gets an error, so that it does not hold back the others for ever.
+-- answered; its caller gets an error, so that it does not hold back the others for ever. Without any order, because its
+-- key was removed, nothing holds an answer back.
 local function send_ordered(keys)
   while true do
     local first = redis.call('ZRANGE', keys.order, 0, 0)[1]
+    if not first then
+      local early = redis.call('HGETALL', keys.early)
+      for i = 1, #early, 2 do send(early[i], early[i + 1]) end
+      redis.call('DEL', keys.early)
+    end
     local reply = first and redis.call('HGET', keys.early, first)
     if first and not reply and redis.call('HEXISTS', keys.meta, first) == 0 then reply = unreadable_reply() end
     if not reply then return end
@@ -88,15 +94,15 @@ local function send_ordered(keys)
   end
 end
 
--- Gives up a request that no executor holds: it leaves every key, its caller gets the reply at once, and it is counted
--- as failed for this reason (shared/statistics/tally.py).
+-- Gives up a request that no executor holds: it leaves every key, its caller gets the reply (nil: has gone) at once, and
+-- it is counted as failed for this reason (shared/statistics/tally.py).
 local function give_up(keys, id, meta, reply, reason)
   redis.call('ZREM', keys.queue, member_of(meta, id))
   redis.call('ZREM', keys.deadlines, id)
   redis.call('HDEL', keys.meta, id)
   redis.call('HDEL', keys.messages, id)
   if meta.ordered then redis.call('ZREM', keys.order, id) end
-  send(id, reply)
+  if reply then send(id, reply) end
   if meta.ordered then send_ordered(keys) end
   tally_refused(KEYS[WORK_KEYS + 1], reason, math.floor((now_us() - meta.arrived) / 1000))
 end
@@ -111,6 +117,21 @@ local function give_up_unreadable(keys, id, member)
   send_ordered(keys)
 end
 
+-- A taker that is dead is looked for among the takers, so each executor that holds something must stand there.
+local function name_holders(keys)
+  for _, holder in ipairs(redis.call('HVALS', keys.held)) do redis.call('HSETNX', keys.takers, holder, '') end
+end
+
+-- Puts a request that nobody holds back into its old place of the queue; true. If its callers have gone it is given up.
+local function put_back(keys, id, meta)
+  if meta.action == 'C' then
+    give_up(keys, id, meta, nil, 'CANCELED')
+    return false
+  end
+  redis.call('ZADD', keys.queue, 0, member_of(meta, id))
+  return true
+end
+
 -- Rebuilds the queue, or its held requests, from the metas. A request that was being run may then run twice, but is
 -- answered once.
 local function requeue_all(keys)
@@ -120,12 +141,10 @@ local function requeue_all(keys)
     if not meta then
       give_up_unreadable(keys, all[i])
     elseif redis.call('HEXISTS', keys.held, all[i]) == 0 then
-      redis.call('ZADD', keys.queue, 0, member_of(meta, all[i]))
+      put_back(keys, all[i], meta)
     end
   end
-  local held = redis.call('HGETALL', keys.held)
-  -- A taker that is dead is looked for among the takers, so each executor that holds something must stand there.
-  for i = 2, #held, 2 do redis.call('HSETNX', keys.takers, held[i], '') end
+  name_holders(keys)
 end
 
 -- What hangs on a key of the queue that was removed is made again.
@@ -134,12 +153,7 @@ local function mend(key)
   for i = 1, math.floor(#KEYS / (WORK_KEYS + 1)) do
     local keys = work_keys(i)
     if key == keys.queue or key == keys.held or key == keys.takers then requeue_all(keys) end
-    if key == keys.order then
-      -- The order is lost. The answers that were held back for it leave now.
-      local early = redis.call('HGETALL', keys.early)
-      for e = 1, #early, 2 do send(early[e], early[e + 1]) end
-      redis.call('DEL', keys.early)
-    end
+    if key == keys.order then send_ordered(keys) end
   end
 end
 
@@ -214,7 +228,8 @@ local function hold(keys, executor, tag, ids, members, has_deadlines)
   redis.call('HSET', keys.held, unpack(held))
   redis.call('ZREM', keys.queue, unpack(members))
   if has_deadlines then redis.call('ZREM', keys.deadlines, unpack(ids)) end
-  redis.call('HSET', keys.takers, executor, tag .. ' ' .. table.concat(ids, ' '))
+  -- Its first take; or the key was removed, and with it who else holds requests.
+  if redis.call('HSET', keys.takers, executor, tag .. ' ' .. table.concat(ids, ' ')) == 1 then name_holders(keys) end
   return messages_of(keys, ids), wake_next(keys)
 end
 

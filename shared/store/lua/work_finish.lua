@@ -17,7 +17,7 @@ local keys, counts = work_keys(1), KEYS[WORK_KEYS + 1]
 local ids, fields = {}, {}
 for a = 3, #ARGV, FIELDS do ids[#ids + 1] = ARGV[a] end
 local holders = redis.call('HMGET', keys.held, unpack(ids))
-local ordered = redis.call('EXISTS', keys.order) == 1
+local ordered = redis.call('EXISTS', keys.order, keys.early) > 0
 local results, done, stored = { redis.call('ZCARD', keys.queue) }, {}, {}
 for i, id in ipairs(ids) do
   local held = holders[i] == ARGV[1]

@@ -30,11 +30,21 @@ local has_deadlines = expire(keys, now, ARGV[7])
 local function deadline() return next_deadline(keys, now, has_deadlines) end
 if most == 0 then return finish({ 0, redis.call('ZCARD', keys.queue), deadline(), now }) end
 
--- Reads the front of the queue. False if requests in it could not be read; they have left the queue then.
+-- Whether requests are in the empty queue again: a key was removed from Redis that says where they are, or who holds
+-- them.
+local function is_lacking()
+  local held = redis.call('HLEN', keys.held)
+  if redis.call('HLEN', keys.meta) <= held and (held == 0 or redis.call('EXISTS', keys.takers) == 1) then return false end
+  requeue_all(keys)
+  return redis.call('EXISTS', keys.queue) == 1
+end
+
+-- Reads the front of the queue. False if it is to be read again: requests in it could not be read and have left it, or
+-- some have come back.
 local members, ids, metas = {}, {}, {}
 local function look()
   members, ids = redis.call('ZRANGE', keys.queue, 0, most), {}
-  if #members == 0 then return true end
+  if #members == 0 then return not is_lacking() end
   for i, member in ipairs(members) do ids[i] = id_in(member) end
   metas = redis.call('HMGET', keys.meta, unpack(ids))
   local is_readable = true

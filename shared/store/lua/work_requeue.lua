@@ -1,5 +1,6 @@
 -- Puts every request that an executor holds back into its old place of the queue, because the executor is dead or
 -- leaves. A take of this executor that is sent again gets nothing.
+-- One whose callers have gone is given up.
 -- A request that had left the queue in time cannot be late any more: it has no deadline from here on.
 --
 -- A dead executor may have died of a request that it was running. After the second executor lost with it, a request
@@ -38,8 +39,7 @@ for i = 1, #held, 2 do
     count = count + 1
     if not meta then
       give_up_unreadable(keys, id)
-    elseif lost_max == 0 or survives(id, meta) then
-      redis.call('ZADD', keys.queue, 0, member_of(meta, id))
+    elseif (lost_max == 0 or survives(id, meta)) and put_back(keys, id, meta) then
       queued = queued + 1
     end
   end

@@ -355,6 +355,27 @@ async def test_who_joined_a_step_is_told_when_its_record_is_removed(
         first.cancel()
 
 
+async def test_who_waits_for_a_stateless_request_is_told_when_that_is_removed(
+    gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(gateway.requests.replies, "HEARTBEAT_S", 0.05)
+    call = InferCall("echo", inputs=(Tensor("INPUT0", "FP32", (1, 1), bytes(4)),))
+    async with without_ports(gateway_settings, keys) as parts:
+        await executor.pause()
+        waiting = parts.inference.submit(call)
+        while not parts.dispatch.sent:
+            await asyncio.sleep(0.005)
+        await asyncio.sleep(4 * gateway.requests.replies.HEARTBEAT_S)
+        assert not waiting.done(), "as long as it is there"
+
+        await executor.redis.unlink(*keys.work_queue("echo", "1"))
+
+        with pytest.raises(UnavailableError, match=r"the request was removed from Redis .* send it again"):
+            await waiting
+        executor.paused.clear()
+        assert await parts.inference.submit(call)
+
+
 @pytest.mark.parametrize("is_cut", [False, True], ids=["", "and Redis does not say that they are made again"])
 async def test_lost_reply_streams_are_noticed_and_the_waiting_are_told(
     gateway_settings: GatewaySettings,

@@ -11,7 +11,7 @@ from shared.contract.messages import ReplyMessage, decode_reply, encode
 from shared.contract.response_cache import entry_name
 from shared.statistics.tally import ModelLoad
 from shared.store.keyspace import TYPES, kind_of
-from shared.store.work_scripts import Lookup, Stored, Take, Taken, WorkDone, WorkItem, WorkScripts
+from shared.store.work_scripts import Lookup, RequestId, Stored, Take, Taken, WorkDone, WorkItem, WorkScripts
 from tests.scripted_mesh import GATEWAY, ScriptedMesh
 
 ME, DEAD = ExecutorId("me"), ExecutorId("dead")
@@ -94,6 +94,40 @@ async def test_a_key_of_another_type_leaves_nobody_waiting(mesh: ScriptedMesh, k
     assert set("abcde") == set(codes)
     assert {codes[token] for token in "cde"} == {""}
     assert {codes[token] for token in "ab"} <= {"", Code.INTERNAL}
+    await drop(mesh)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("kind", [kind for kind in TYPES if kind.startswith("work:")])
+async def test_a_key_that_is_removed_leaves_nobody_waiting(mesh: ScriptedMesh, kind: str, *, ordered: bool) -> None:
+    """Of three requests the first is held by an executor that dies, the second waits, and the last is answered."""
+    work, queue = WorkScripts(mesh.keys), mesh.keys.work_queue("sum", "1")
+
+    async def taken(executor: ExecutorId) -> RequestId:
+        pull = work.pull(LOAD, executor, "t", requests_max=1, rows_max=1, delay_us=0, take=Take.WHEN_PLAIN)
+        found = await mesh.scripts.run(pull)
+        assert isinstance(found, Taken)
+        ((id, _),) = found.requests
+        return id
+
+    await enqueue(mesh, "a", ordered=ordered)
+    await taken(DEAD)
+    await enqueue(mesh, "b", ordered=ordered)
+    await mesh.scripts.run(work.finish(LOAD, ME, [WorkDone(await taken(ME), DONE, b"")]))
+    await enqueue(mesh, "c", ordered=ordered)
+    (name,) = [name for name in queue if kind_of(name) == kind]
+
+    await mesh.redis.unlink(name)
+
+    await run_everything(mesh)
+    if await mesh.redis.hexists(queue.takers, DEAD):
+        await mesh.scripts.run(work.requeue(LOAD, DEAD, given_up=DONE))
+    await run_everything(mesh)
+    codes = await answered(mesh)
+    assert set("abc") == set(codes)
+    assert {"", Code.INTERNAL} >= set(codes.values())
+    assert ("" == codes["a"] == codes["c"]) or kind in ("work:meta", "work:messages")
+    assert 0 == await mesh.redis.exists(queue.queue, queue.meta, queue.messages, queue.held, queue.order, queue.early)
     await drop(mesh)
 
 

@@ -391,6 +391,20 @@ class TestWithdraw:
         assert 1 == await queue.refused("CANCELED")
         assert [True] == await queue.finish("running")
 
+    @pytest.mark.parametrize("lost", [False, True], ids=["its executor leaves", "its executor is lost"])
+    async def test_what_runs_does_not_run_again_for_callers_who_have_gone(self, queue: Queue, *, lost: bool) -> None:
+        await queue.enqueue("gone", "wanted", ordered=True)
+        await queue.taken(requests=2)
+        await queue.call(queue.work.withdraw(LOAD, GatewayId(GATEWAY), ["gone"], reply=b""))
+
+        assert 2 == await queue.call(queue.work.requeue(LOAD, ALICE, given_up=b"x" if lost else b""))
+
+        assert ["wanted"] == await queue.taken(BOB)
+        assert [True] == await queue.finish("wanted", executor=BOB)
+        assert ["wanted"] == [token for token, _ in await queue.answers()]
+        assert 1 == await queue.refused("CANCELED")
+        assert {"takers"} == set(await queue.kept())
+
     async def test_what_waits_is_refused_when_it_is_late_and_what_was_taken_once_is_not(self, queue: Queue) -> None:
         await queue.enqueue("back", "running", "waiting", timeout_us=60_000_000)
         await queue.taken(BOB, requests=1)
