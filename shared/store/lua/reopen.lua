@@ -18,6 +18,8 @@ local deadlines = BASE .. 'deadlines:' .. model
 local state = redis.call('HGET', keys.record, 'st')
 if state and not TOMBSTONES[state] then return 0 end
 if redis.call('ZCARD', deadlines) >= tonumber(ARGV[3]) then return -1 end
+-- Steps of a sequence whose record was removed: they must not become this one's.
+if not state and redis.call('EXISTS', keys.parked) == 1 then lose(KEYS[1], NOT_SOUND) end
 
 redis.call('DEL', keys.record, keys.checkpoint, journal_of(sid))
 -- In pieces: of a decoupled model it may hold thousands of answers.

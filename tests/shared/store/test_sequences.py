@@ -12,7 +12,7 @@ import pytest
 
 from scheduler.core.events import IdleTimeCut
 from scheduler.ingest import Source, StreamEntry, StreamKind, over
-from shared.contract.errors import Code, NotDoneError
+from shared.contract.errors import Code, NotDoneError, Reason
 from shared.contract.forecast import LineForecast, encode_forecast
 from shared.contract.ids import ExecutorId, SequenceId, sequence_id
 from shared.contract.messages import ExecutorRegistration, ServedModel, StepFlag
@@ -304,6 +304,23 @@ class TestExport:
         (status,) = await sequences.statuses([mesh.sequence("copy")])
         assert status is not None
         assert ("live", 3, BOB) == (status.state, status.last_step, status.executor)
+
+    async def test_a_copy_gets_no_step_of_a_sequence_whose_record_was_removed(
+        self, mesh: ScriptedMesh, sequences: Sequences
+    ) -> None:
+        await live(mesh, 7, ALICE, steps=1)
+        steps = [mesh.submission("copy", ONE, flags) for flags in (StepFlag.START, StepFlag.NONE)]
+        for step in steps:
+            await mesh.submit(step)
+        await mesh.redis.unlink(mesh.keys.sequence(mesh.sequence("copy")).record)
+
+        await sequences.reopen(mesh.sequence("copy"), await sequences.export(mesh.sequence(7)))
+
+        assert [Reason.LOST] * 2 == [(await mesh.reply(step)).reason for step in steps]
+        own = mesh.submission("copy", ONE)
+        assert 2 == (await mesh.submit(own)).step
+        assert await mesh.assign("copy", BOB)
+        assert [own.token] == [step.token for step in await mesh.steps(BOB)]
 
     async def test_a_copy_has_all_parts_of_a_state_that_grows(self, mesh: ScriptedMesh, sequences: Sequences) -> None:
         await wait_for_slot(mesh, 7)
