@@ -8,7 +8,9 @@ knows as well: the owner of the sequence tells that one.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import NamedTuple
 
 from gateway.requests.waiting import PendingRequest
@@ -17,6 +19,11 @@ from shared.contract.record import BIRTH
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.work_scripts import request_id
+
+LOOKS, LOOKS_AT_WORK = 2, 6
+"""Looks at which the name of who joined a step, or waits for a stateless request, is missing before its caller is told.
+The record of a sequence stays behind its last answer; a request leaves its queue with it, which may lie unread behind
+gigabytes of others."""
 
 
 class CallerName(NamedTuple):
@@ -34,27 +41,32 @@ class NamedCallers:
         self._redis = redis
         self._keys = keys
         self._gateway = gateway
-        self._missed: set[str] = set()
+        self._missed: Mapping[str, int] = {}
 
     async def removed(self, waiting: Iterable[PendingRequest], age_s: float) -> list[PendingRequest]:
-        """Those whom nothing names at this look and the last one: an answer may have left before the name did, and
-        is here by then. Raises one of `LOST_OR_REFUSED`.
+        """Those whom nothing names at several looks in a row: an answer may have left before the name did, and is here
+        by then. Raises one of `LOST_OR_REFUSED`.
 
         age_s  younger requests are not looked at
         """
         since = time.monotonic() - age_s
-        asked = [(one, name) for one in waiting if one.sent < since and (name := self._name_of(one))]
+        asked: dict[str, list[tuple[PendingRequest, CallerName]]] = defaultdict(list)
+        for one in waiting:
+            if one.sent < since and (name := self._name_of(one)):
+                asked[name.key].append((one, name))
         async with self._redis.pipeline(transaction=False) as pipe:
-            for _, name in asked:
-                pipe.hget(name.key, name.field)
-            found = await pipe.execute() if asked else []
+            for key, named in asked.items():
+                pipe.hmget(key, [name.field for _, name in named])
+            found: list[list[bytes | None]] = await pipe.execute() if asked else []
         missing = [
             one
-            for (one, name), value in zip(asked, found, strict=True)
+            for (one, name), value in zip(chain(*asked.values()), chain(*found), strict=True)
             if value is None or name.value not in (None, value)
         ]
-        before, self._missed = self._missed, {one.token for one in missing}
-        return [one for one in missing if one.token in before]
+        self._missed = {one.token: self._missed.get(one.token, 0) + 1 for one in missing}
+        return [
+            one for one in missing if self._missed[one.token] >= (LOOKS if one.admitted.sequence else LOOKS_AT_WORK)
+        ]
 
     def _name_of(self, pending: PendingRequest) -> CallerName | None:
         accepted, admitted = pending.accepted, pending.admitted
