@@ -43,8 +43,10 @@ from scheduler.core.events import (
     Reclaimed,
     Vacated,
 )
+from scheduler.core.slots import SlotAddress
 from scheduler.descriptions import paged_descriptions
 from scheduler.ingest import StreamKind
+from scheduler.lent_slots import LentSlots
 from scheduler.mesh import MeshAccess
 from shared.contract.errors import Code
 from shared.contract.forecast import encode_forecast
@@ -91,10 +93,18 @@ class EffectPerformer:
 
     shards        those that it leads
     tombstone_ms  how long the record of a sequence that is over stays in Redis
+    lent          its notes; None: it has none yet
     """
 
     def __init__(
-        self, mesh: MeshAccess, model: str, term: Term, *, shards: Sequence[ShardId], tombstone_ms: int
+        self,
+        mesh: MeshAccess,
+        model: str,
+        term: Term,
+        *,
+        shards: Sequence[ShardId],
+        tombstone_ms: int,
+        lent: LentSlots | None = None,
     ) -> None:
         self._mesh = mesh
         self._keys = mesh.keys
@@ -104,6 +114,7 @@ class EffectPerformer:
         self._term = term
         self._shards = shards
         self._tombstone_ms = tombstone_ms
+        self._lent = lent or LentSlots(mesh, model, term)
         self._done: dict[tuple[ShardId, str], list[bytes]] = {}
         self._takeovers: dict[ExecutorId, TakeoverProgress] = {}
 
@@ -159,7 +170,10 @@ class EffectPerformer:
             case Recall(executor):
                 return await self._recall(executor)
             case Forget(executor, cause):
-                return [Forgotten(executor, cause)] if await self._forget(executor) else []
+                if not await self._forget(executor):
+                    return []
+                await self._lent.forget(executor)
+                return [Forgotten(executor, cause)]
             case LookForExpired(now_ms, cause):
                 return [Looked(now_ms, await self._look(now_ms), cause)]
             case LookAtIdle(count, cause):
@@ -188,6 +202,7 @@ class EffectPerformer:
         await self._want([action for action in actions if isinstance(action, WantSlots)])
         assigns = self._chunks(action for action in actions if isinstance(action, Assign))
         vacates = self._chunks(action for action in actions if isinstance(action, Vacate))
+        await self._lent.lend((assign.place, shard) for shard, chunk in assigns for assign in chunk)
         calls: list[Call[Any]] = [
             self._scripts.assign([_assignment(one) for one in chunk], shard=shard, model=self._model, term=self._term)
             for shard, chunk in assigns
@@ -202,6 +217,11 @@ class EffectPerformer:
         return told + await self._vacated(asked, replies[len(assigned) :])
 
     async def _lay_out(self, actions: Sequence[LayOut]) -> None:
+        await self._lent.lend(
+            (SlotAddress(action.executor, action.version, *slot), action.shard)
+            for action in actions
+            for slot in action.slots
+        )
         await self._run(
             [
                 self._scripts.lay_out(

@@ -11,14 +11,15 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 
 from scheduler.core import invariants
-from scheduler.core.actions import Action, Drain, Reclaim
-from scheduler.core.away import Lent, lent
+from scheduler.core.actions import Action, Drain
+from scheduler.core.away import Lent
 from scheduler.core.decide import UNREADABLE, decide, drain_all, in_takeover, is_due
 from scheduler.core.events import ClockRead, Event, SequenceOver, SequenceWaits, SharesSeen, Tick, VersionsWithdrawn
 from scheduler.core.spares import has_spares_only
 from scheduler.core.state import CONFIRMED, ExecutorPhase, LeaderState, Policy, SequencePhase
 from scheduler.effects import EffectPerformer
 from scheduler.ingest import Offers, Poll, StreamEntry, StreamKind, member_events, sources, stream_events
+from scheduler.lent_slots import LentSlots
 from scheduler.mesh import MeshAccess
 from scheduler.rebuild import raise_fence, rebuilt, recall
 from scheduler.sweep import sweep
@@ -53,8 +54,8 @@ class Leader:
     """The leader of one model in one term.
 
     shares  of tenants, as they are now (`shared.contract.tenants`)
-    known   what the leader before knew; None: nothing
-    away    the shards to lead without, as the leader before knew them
+    lent    the leader's notes; None: it has none yet
+    away    the shards to lead without, with the slots that were lent to them
     check   check the whole state's invariants after every turn
     sweep   go over every sequence's record before leading (`scheduler.sweep`); not done while shards are away
     """
@@ -68,7 +69,7 @@ class Leader:
         policy: Policy,
         tombstone_ms: int,
         shares: Callable[[], Mapping[str, int]] = dict[str, int],
-        known: Lent | None = None,
+        lent: LentSlots | None = None,
         away: Lent | None = None,
         check: bool = False,
         sweep: bool = False,
@@ -80,10 +81,9 @@ class Leader:
         self._shares = shares
         self._check = check
         self._sweep = sweep
-        self._known = known
-        self._is_sure = False
+        self._lent = lent or LentSlots(mesh, model, term)
         shards = self.state.shards
-        self._performer = EffectPerformer(mesh, model, term, shards=shards, tombstone_ms=tombstone_ms)
+        self._performer = EffectPerformer(mesh, model, term, shards=shards, tombstone_ms=tombstone_ms, lent=self._lent)
         self._sources = sources(mesh.keys, model, shards)
         self._positions = dict.fromkeys(self._sources, "0-0")
         self._mailbox: list[StreamEntry] = []
@@ -172,11 +172,6 @@ class Leader:
         """The shards that it leads without."""
         return self.state.withheld
 
-    @property
-    def known(self) -> Lent | None:
-        """What it leaves to the next leader (`scheduler.handover`). None: it is not sure of any slot."""
-        return lent(self.state) if self._is_sure else self._known
-
     def close(self) -> None:
         """Ends the leader after its present turn, even if its task's cancellation gets lost."""
         self._closed = True
@@ -225,6 +220,8 @@ class Leader:
             await asyncio.sleep(0)
         # The same `Reclaim` is wanted of every sequence that was found where none may be.
         await self._carry_out([*dict.fromkeys(actions), *drain_all(self.state)])
+        if not self.away:
+            await self._lent.complete(self.state)
         self._sweep = self._sweep and not is_swept
         logs.info(
             "leading",
@@ -306,11 +303,7 @@ class Leader:
 
     async def _carry_out(self, actions: list[Action]) -> None:
         while actions:
-            # What is reclaimed from an executor that lives is known no more, and holds its slots until that is done.
-            self._known, self._is_sure = None, not any(isinstance(action, Reclaim) for action in actions)
-            events = await self._performer.perform(actions)
-            self._is_sure = True
-            actions = self._decide(events)
+            actions = self._decide(await self._performer.perform(actions))
 
     def _decide(self, events: Iterable[Event]) -> list[Action]:
         return [action for event in events for action in decide(self.state, event)]

@@ -10,6 +10,7 @@ from shared.store.keyspace import Keyspace
 from shared.store.link import SharedLinks
 from shared.store.membership import Membership
 from shared.store.scripts import Scripts
+from shared.store.server_run import ServerRun
 from shared.traces.tracing import Tracing
 
 
@@ -49,15 +50,24 @@ class Polls:
 class MeshAccess:
     """One Redis with its keys and scripts, and what all leaders of a scheduler share of it. Its client is made without
     retries.
+
+    run  that its connections are bound to; None: they are bound to none
     """
 
     def __init__(
-        self, redis: Redis, keys: Keyspace, scripts: Scripts, membership: Membership, tracing: Tracing
+        self,
+        redis: Redis,
+        keys: Keyspace,
+        scripts: Scripts,
+        membership: Membership,
+        tracing: Tracing,
+        run: ServerRun | None = None,
     ) -> None:
         self.redis = redis
         self.keys = keys
         self.scripts = scripts
         self.membership = membership
         self.tracing = tracing
+        self.run = run or ServerRun()
         self.links = SharedLinks(redis)
         self.polls = Polls(membership)

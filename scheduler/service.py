@@ -21,18 +21,17 @@ from functools import partial
 
 from redis.exceptions import ResponseError
 
-from scheduler.core.away import Lent
 from scheduler.core.history import IllegalMoveError
 from scheduler.core.invariants import BrokenInvariantError
 from scheduler.core.state import Policy
-from scheduler.handover import Handovers
 from scheduler.leader import LOST_NAMED_MAX, ClockSetBackError, Leader
 from scheduler.leadership import Leadership
+from scheduler.lent_slots import LentSlots
 from scheduler.mesh import MeshAccess
 from scheduler.reader import BLOCK_MS, StreamReader
 from scheduler.settings import SchedulerSettings
 from scheduler.sweep import SpoiltKeys, stranded
-from shared.contract.ids import SchedulerId, Term
+from shared.contract.ids import SchedulerId, ShardId, Term
 from shared.process import logs
 from shared.process.lifecycle import Stop, Tasks, end
 from shared.statistics.meter import OF_MESH, RoundTripMeter
@@ -82,8 +81,8 @@ async def serve(settings: SchedulerSettings, tasks: Tasks, stop: Stop) -> None:
     tracing = setup("scheduler", name)
     trips = RoundTripMeter("scheduler")
     scripts = Scripts(redis, keys, trips=trips)
-    mesh = MeshAccess(redis, keys, scripts, Membership(redis, keys), tracing)
-    scheduler = Scheduler(settings, name, mesh, run, tasks)
+    mesh = MeshAccess(redis, keys, scripts, Membership(redis, keys), tracing, run)
+    scheduler = Scheduler(settings, name, mesh, tasks)
     process = ProcessSettings(StoredSettings(redis, keys), tracing.control, logs.Level[settings.log_level.upper()])
     try:
         stop.started()
@@ -119,10 +118,9 @@ async def forget_libraries(redis: Redis, keys: Keyspace) -> None:
 class Scheduler:
     """The loops of one scheduler process."""
 
-    def __init__(self, settings: SchedulerSettings, name: str, mesh: MeshAccess, run: ServerRun, tasks: Tasks) -> None:
+    def __init__(self, settings: SchedulerSettings, name: str, mesh: MeshAccess, tasks: Tasks) -> None:
         self._settings = settings
         self._name = name
-        self._run = run
         self._mesh = mesh
         self._tasks = tasks
         self._policy = Policy(
@@ -149,7 +147,6 @@ class Scheduler:
         self._contending = asyncio.Lock()
         self._models: frozenset[str] = frozenset()
         self._cut_off: dict[str, Exception] = {}
-        self._handovers = Handovers(mesh.redis, mesh.keys)
         self.leaders: dict[str, Leader] = {}
 
     def start(self) -> None:
@@ -307,14 +304,13 @@ class Scheduler:
     async def _follow_server(self) -> None:
         """After a restart of Redis or a failover: stops all leaders. New ones rebuild from what is there now."""
         while True:
-            await self._run.changed.wait()
+            await self._mesh.run.changed.wait()
             leading = list(self._leading.values())
             self._stop_leading(self._leadership.drop_all(), "Redis was restarted or replaced")
             # The old leaders must have ended before connections to the new server open. If the server has lost its
             # newest data, it may give out the same term a second time, and would not refuse an old leader of that term.
             await end(leading)
-            self._handovers.clear()
-            self._run.agree(self._run.met)
+            self._mesh.run.agree(self._mesh.run.met)
 
     # -- leading --------------------------------------------------------------------------------------------------
 
@@ -339,21 +335,24 @@ class Scheduler:
                 logs.warning("clock of redis set back, rebuilding", model=model, term=term, cause=error)
             except (IllegalMoveError, BrokenInvariantError) as error:
                 logs.error("state contradicts itself, rebuilding", error, model=model, term=term)
-                self._handovers.forget(model)
             except CONNECTION_LOST as error:
                 self._cut_off[model] = error
                 self._leadership.drop(model, term)
                 return
             except Exception as error:  # noqa: BLE001 - a fault of ours in one model's state must not end the others'
                 logs.error("leader failed, rebuilding", error, model=model, term=term)
-                self._handovers.forget(model)
             failures = failures + 1 if self._clock() - begin < BACKOFF_CAP_S else 1
             await asyncio.sleep(pause_s(failures))
 
     async def _run_leader(self, model: str, term: Term) -> None:
         """Has a new leader lead, of all shards whose server answers. Raises as `Leader.run`."""
-        known = self._handovers.begin(model, term)
-        leader = self.leaders[model] = self._new_leader(model, term, known, await self._handovers.away(known))
+        lent = LentSlots(self._mesh, model, term)
+        await lent.begin()
+        lost = await out_of_reach(self._mesh.redis, self._mesh.keys)
+        if lost and not lent.counts:
+            # Nobody knows which slots the sequences of these shards hold.
+            raise next(iter(lost.values()))
+        leader = self.leaders[model] = self._new_leader(model, term, lent, lost)
         readers = self._readers_for(leader)
 
         def look_again() -> None:
@@ -368,12 +367,11 @@ class Scheduler:
                 reader.drop(leader)
             if leader.owes_sweep:
                 self._to_sweep.add(model)
-            self._handovers.leave(leader)
             # A cancelled task may end after its successor has begun and put its own leader there.
             if self.leaders.get(model) is leader:
                 del self.leaders[model]
 
-    def _new_leader(self, model: str, term: Term, known: Lent | None, away: Lent) -> Leader:
+    def _new_leader(self, model: str, term: Term, lent: LentSlots, lost: Iterable[ShardId]) -> Leader:
         sweep = model in self._to_sweep
         self._to_sweep.discard(model)
         return Leader(
@@ -383,8 +381,8 @@ class Scheduler:
             policy=self._policy,
             tombstone_ms=self._settings.tombstone_seconds * 1000,
             shares=lambda: self._tenants.now.shares,
-            known=known,
-            away=away,
+            lent=lent,
+            away=lent.of(lost),
             check=self._settings.check_invariants,
             sweep=sweep,
         )

@@ -1,9 +1,9 @@
 """Shards that are away: a leader goes on without them.
 
 While the node of a Cluster that holds a shard cannot be reached, nobody can read which slots the shard's sequences
-hold, or do anything about them. But the leader before knew which they might hold: those are withheld, so that nobody
-else gets them. Of all other shards the leader leads as ever. When the node is back, another leader begins, with all
-shards.
+hold, or do anything about them. But every leader has noted which slots it lent to which shard (`scheduler.lent_slots`):
+those of the lost shard are withheld, so that nobody else gets them. Of all other shards the leader leads as ever. When
+the node is back, another leader begins, with all shards.
 """
 
 from __future__ import annotations
@@ -12,21 +12,10 @@ from collections.abc import Mapping
 
 from scheduler.core.slots import SlotAddress
 from scheduler.core.state import LeaderState
-from shared.contract.ids import ExecutorId, ShardId, shard_of
+from shared.contract.ids import ExecutorId, ShardId
 
 Lent = Mapping[ShardId, frozenset[SlotAddress]]
 """By shard: the slots that its sequences hold, or may hold."""
-
-
-def lent(state: LeaderState) -> Lent:
-    """What a leader knows of every shard. Its sequences hold no other slots, whatever has become of the last calls."""
-    found = {shard: set(state.withheld.get(shard, ())) for shard in state.policy.shards}
-    for table in (table for ring in state.rings.values() for table in ring.tables.values()):
-        for place, sequence in table.holders():
-            found[shard_of(sequence, state.policy.shards)].add(place)
-        for place, shard in table.spares():
-            found[shard].add(place)
-    return {shard: frozenset(places) for shard, places in found.items()}
 
 
 def furnish(state: LeaderState, executor: ExecutorId) -> None:

@@ -36,7 +36,7 @@ TYPES = {
     for type_, kinds in {
         "hash": "seq checkpoint journal line work:meta work:messages work:held work:takers work:early cache:entries "
         "cache:about counts unreadable mesh services executors drained terms models wanted kept load settings calls "
-        "tenants spares",
+        "tenants spares lent",
         "string": "idle epoch fence wanted-slots work:number report executor-lease leader scheduler gateway forecast "
         "allowance",
         "stream": "parked starts feed inbox replies control",
@@ -229,6 +229,10 @@ class Keyspace:
 
     def leader(self, model: str) -> str:
         return f"{self._mesh_base}leader:{model}"
+
+    def lent(self, model: str) -> str:
+        """To which shard of a Cluster each slot of the model was lent last."""
+        return f"{self._mesh_base}lent:{model}"
 
     def forecast(self, model: str) -> str:
         return f"{self._mesh_base}forecast:{model}"

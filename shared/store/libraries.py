@@ -18,7 +18,7 @@ import msgspec
 PRELUDES: Mapping[str, tuple[str, ...]] = {
     name: preludes
     for names, preludes in {
-        "answers attempt reload page drain orphan lead resign draw total lose reopen resume": (),
+        "answers attempt reload page drain orphan lead lend resign draw total lose reopen resume": (),
         "submit commit cancel end count": ("tally",),
         "expire lay_out pause recall reclaim remove sweep vacate": ("leader",),
         "assign reject": ("leader", "tally"),

@@ -380,6 +380,14 @@ class Scripts(ScriptSender):
             args += [model, term, fences.get(model, 0)]
         return Call("lead", keys, args, list)
 
+    def lend(self, notes: Mapping[str, str], *, model: str, term: Term) -> Call[int]:
+        """Notes to which shards slots are lent; a note without a value is removed. Safe to repeat.
+
+        Raises redis.ResponseError that begins with FENCED when a newer leader exists.
+        """
+        args = [model, term, *chain.from_iterable(notes.items())]
+        return Call("lend", [self._keys.terms, self._keys.lent(model)], args, int)
+
     def resign(self, model: str, scheduler: SchedulerId, *, term: Term) -> Call[bool]:
         """Gives the lead of a model back (term 0: whatever the term is); False if another scheduler has it."""
         return Call("resign", [self._keys.leader(model)], [scheduler, term], bool)

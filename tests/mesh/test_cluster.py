@@ -31,8 +31,8 @@ SEQUENCES = 16
 TIMEOUT_MS = 2000
 """After which a silent node counts as lost: short, so that a test need not wait long for it."""
 LEASE_MS = 4000
-"""Of executors and schedulers. While a node is away only the process that led before leads: a busy machine must not
-cost it its lease. Nor may an executor be forgotten that a stale replica brings back."""
+"""Of executors and schedulers: a busy machine must not cost them their lease. Nor may an executor be forgotten that a
+stale replica brings back."""
 
 
 @dataclass(frozen=True)
@@ -166,8 +166,8 @@ async def leader_of(whole: Clustered) -> str:
 
 
 async def led(whole: Clustered) -> None:
-    """Waits until somebody leads all shards: only who has led them all leads on without a node that goes away. The test
-    before may have killed nodes, after which nobody leads for a moment."""
+    """Waits until somebody leads all shards, and so has noted which slots each has: else nobody leads without a node
+    that goes away. The test before may have killed nodes, after which the notes do not count."""
     mesh = whole.mesh
     term = int(mesh.redis.hget(mesh.keys.terms, MODEL) or 0)
     # The lease is taken anew, in another term, of which the log says when it begins.
@@ -258,6 +258,30 @@ async def test_while_a_node_is_away_sequences_of_other_shards_begin_and_a_dead_e
         await early.progress(0.2)
         node.kill()
         bare.mesh.kill("executor-1")
+        group.create_task(late.run())
+        await early.progress(1.0)
+        await late.progress(1.0)
+        assert there.answered < there.total
+        node.start()
+
+
+async def test_while_a_node_is_away_the_lead_goes_to_another_scheduler_and_sequences_begin_that_find_no_spare_slot(
+    bare: Clustered, chance: random.Random
+) -> None:
+    """And those of a dead executor are taken over, whichever process leads."""
+    await led(bare)
+    node, leader = bare.apart(), await leader_of(bare)
+    tags = bare.tags_at(node)
+    async with Callers(bare.mesh) as callers, asyncio.TaskGroup() as group:
+        early = traffic_of(bare, callers, chance, lambda tag: tag not in tags, "before")
+        late = traffic_of(bare, callers, chance, lambda tag: tag not in tags, "after")
+        there = traffic_of(bare, callers, chance, lambda tag: tag in tags, "lost")
+        for traffic in (early, there):
+            group.create_task(traffic.run())
+        await early.progress(0.2)
+        node.kill()
+        for killed in (leader, "executor-1"):
+            bare.mesh.kill(killed)
         group.create_task(late.run())
         await early.progress(1.0)
         await late.progress(1.0)

@@ -48,7 +48,6 @@ from shared.store.script_values import (
     Vacation,
 )
 from shared.store.scripts import Scripts
-from shared.store.server_run import ServerRun
 from shared.traces.tracing import Tracing
 from tests.embedded_cluster import EmbeddedCluster
 from tests.scripted_mesh import commit_of
@@ -104,7 +103,7 @@ class Stage:
         settings = self.settings(**changed)
         async with asyncio.TaskGroup() as group:
             tasks = Tasks(group)
-            scheduler = Scheduler(settings, settings.name, self.mesh, ServerRun(), tasks)
+            scheduler = Scheduler(settings, settings.name, self.mesh, tasks)
             if forget_after_ms is not None:
                 scheduler._policy = replace(scheduler._policy, forget_after_ms=forget_after_ms)
             with pytest.MonkeyPatch.context() as patched:

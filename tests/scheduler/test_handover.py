@@ -5,26 +5,25 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import ResponseError
 
 from deploy.chaos.node import Node
-from scheduler.core.actions import Action, Reclaim
+from scheduler.core.slots import SlotAddress
 from scheduler.core.state import Policy
 from scheduler.effects import EffectPerformer
-from scheduler.handover import Handovers
 from scheduler.leader import Leader
+from scheduler.lent_slots import LentSlots
 from scheduler.mesh import MeshAccess
 from scheduler.service import Scheduler
 from scheduler.sweep import stranded
-from shared.contract.ids import ExecutorId, ShardId, Term, sequence_id
+from shared.contract.ids import ExecutorId, InstanceIndex, SlotIndex, Term, sequence_id
 from shared.store.homes import MESH_TAG, tag_of
 from shared.store.reading import read_counts
 from shared.store.redis_client import connect
-from shared.store.redis_py import CONNECTION_LOST
 from tests.embedded_cluster import EmbeddedCluster
 from tests.scheduler.stage import MODEL, REDIS_TIMEOUT_MS, Stage, stage_on
 from tests.scheduler.test_leadership import told_times
@@ -108,6 +107,37 @@ async def test_new_sequences_of_other_shards_get_slots_that_no_sequence_of_the_l
         await leads(stage, scheduler, away=False)
         await slots_held(stage, scheduler, SLOTS)
         await stage.submit(gone[0], end=True)
+
+        assert while_away.isdisjoint(before)
+        assert before == places(await stage.live(there[0], *gone[:2]))
+        assert SLOTS == len(set(holders(scheduler).values()))
+
+
+@pytest.mark.parametrize("spare_slots", [0, 32])
+async def test_a_scheduler_that_has_not_led_leads_the_other_shards_and_gives_nobody_a_slot_of_the_lost_one(
+    stage: Stage,
+    node: Node,
+    numbers: tuple[list[int], list[int]],
+    private_cluster: EmbeddedCluster,
+    spare_slots: int,
+) -> None:
+    there, gone = numbers
+    await stage.join("e1", slots=SLOTS)
+    async with stage.scheduler(spare_slots=spare_slots):
+        for number in (there[0], *gone[:2]):
+            await stage.submit(number, start=True)
+        before = places(await stage.live(there[0], *gone[:2]))
+        await asyncio.to_thread(node.kill)
+    async with stage.scheduler(name="s2", spare_slots=spare_slots) as scheduler:
+        await leads(stage, scheduler, away=True)
+        for number in there[1:10]:
+            await stage.submit(number, start=True)
+        if spare_slots == 0:
+            await slots_held(stage, scheduler, SLOTS - 2)
+        while_away = {place for place in holders(scheduler).values() if place != before[0]}
+        await asyncio.to_thread(private_cluster.revive)
+        await leads(stage, scheduler, away=False)
+        await slots_held(stage, scheduler, SLOTS)
 
         assert while_away.isdisjoint(before)
         assert before == places(await stage.live(there[0], *gone[:2]))
@@ -221,59 +251,90 @@ async def test_who_has_not_led_before_leads_when_all_nodes_are_there(
     """And raises no fence before: it would make the slots worthless that the last leader has laid out."""
     await stage.join("e1", slots=SLOTS)
     await asyncio.to_thread(node.kill)
-    handovers = Handovers(stage.redis, stage.keys)
+    shard = next(
+        shard for shard in stage.keys.shards if private_cluster.holder(tag_of(stage.keys.base(shard))) is not node
+    )
 
-    with pytest.raises(CONNECTION_LOST):
-        await handovers.away(handovers.begin(MODEL, Term(1)))
+    async with stage.scheduler() as scheduler:
+        await stage.until(lambda: reached(stage, 3))
+        assert None is await stage.commands.get(stage.keys.fence(shard, MODEL))
+        await asyncio.to_thread(private_cluster.revive)
+        await leads(stage, scheduler, away=False)
 
-    await asyncio.to_thread(private_cluster.revive)
-    assert {} == await handovers.away(handovers.begin(MODEL, Term(2)))
+
+async def reached(stage: Stage, term: int) -> bool:
+    return await stage.term() >= term
 
 
-def leader(stage: Stage, term: int) -> Leader:
-    return Leader(stage.mesh, MODEL, Term(term), policy=Policy(shards=stage.keys.shards), tombstone_ms=1000)
+def leader(stage: Stage, term: int, lent: LentSlots | None = None) -> Leader:
+    policy = Policy(shards=stage.keys.shards)
+    return Leader(stage.mesh, MODEL, Term(term), policy=policy, tombstone_ms=1000, lent=lent)
+
+
+async def begun(stage: Stage, term: int) -> LentSlots:
+    """The notes, as the leader of a term finds them."""
+    await stage.commands.hset(stage.keys.terms, MODEL, term)
+    lent = LentSlots(stage.mesh, MODEL, Term(term))
+    await lent.begin()
+    return lent
 
 
 async def test_what_a_leader_knew_counts_while_no_other_scheduler_has_led(unharmed: Stage) -> None:
-    handovers = Handovers(unharmed.redis, unharmed.keys)
-    first = leader(unharmed, 3)
-    await first._rebuild()
-    await first._carry_out([Reclaim(await unharmed.join("e1"))])
-    handovers.leave(first)
-    nothing = dict.fromkeys(unharmed.keys.shards, frozenset[object]())
+    """No other than leaders that note what they lend: a term is missing if one of another release has led."""
+    first = await begun(unharmed, 3)
+    assert not first.counts
+    await leader(unharmed, 3, first)._rebuild()
 
-    assert nothing == handovers.begin(MODEL, Term(3)), "the same term, after a failure"
-    assert nothing == handovers.begin(MODEL, Term(4))
-    assert nothing == handovers.begin(MODEL, Term(5)), "the leader of term 4 came to nothing"
-    assert None is handovers.begin(MODEL, Term(7))
-    assert None is handovers.begin(MODEL, Term(8))
+    assert first.counts
+    assert (await begun(unharmed, 3)).counts, "the same term, after a failure"
+    assert (await begun(unharmed, 4)).counts
+    assert (await begun(unharmed, 5)).counts
+    assert not (await begun(unharmed, 7)).counts
+    assert not (await begun(unharmed, 8)).counts
 
 
-async def test_a_leader_that_ends_while_it_takes_sequences_from_a_living_executor_leaves_nothing(
-    unharmed: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They are known no more, and still hold their slots."""
-    one = leader(unharmed, 1)
-    await one._rebuild()
+async def test_notes_that_may_lack_something_do_not_count(unharmed: Stage) -> None:
+    """The server may have lost the newest; after a reshard they are about other shards; a value is spoilt."""
+    await leader(unharmed, 1, await begun(unharmed, 1))._rebuild()
+    notes, shards = unharmed.keys.lent(MODEL), unharmed.keys.shards
 
-    async def fail(performer: EffectPerformer, actions: Sequence[Action]) -> object:
-        raise RedisConnectionError
+    unharmed.mesh.run.bound[MESH_TAG] = "another run"
+    assert not (await begun(unharmed, 1)).counts
+    unharmed.mesh.run.bound[MESH_TAG] = ""
+    unharmed.keys.shards = tuple(reversed(shards))
+    assert not (await begun(unharmed, 1)).counts
+    unharmed.keys.shards = shards
+    await unharmed.commands.hset(notes, "e1/1/0/x", str(shards[0]))
+    spoilt = await begun(unharmed, 1)
+    assert not spoilt.counts
+    await leader(unharmed, 1, spoilt)._rebuild()
 
-    monkeypatch.setattr(EffectPerformer, "perform", fail)
-    with pytest.raises(RedisConnectionError):
-        await one._carry_out([Reclaim(ExecutorId("e1"))])
+    assert (await begun(unharmed, 1)).counts
+    await unharmed.commands.delete(notes)
+    assert not (await begun(unharmed, 1)).counts
 
-    handovers = Handovers(unharmed.redis, unharmed.keys)
-    handovers.leave(one)
-    assert None is handovers.begin(MODEL, Term(2))
+
+async def test_a_slot_is_noted_where_it_was_lent_last(unharmed: Stage) -> None:
+    here, there = unharmed.keys.shards[:2]
+    e1, e2 = (SlotAddress(ExecutorId(name), "1", InstanceIndex(0), SlotIndex(1)) for name in ("e/1", "e2"))
+    first = await begun(unharmed, 1)
+    await unharmed.join(e1.executor)
+    await first.lend([(e1, here), (e2, here)])
+    await first.lend([(e1, there)])
+    await leader(unharmed, 1, first)._rebuild()
+
+    second = await begun(unharmed, 2)
+    assert {here: frozenset(), there: {e1}} == second.of([here, there]), "those of an executor that is gone are removed"
+    with pytest.raises(ResponseError, match="FENCED"):
+        await first.lend([(e1, here)])
+    await second.forget(e1.executor)
+    assert {there: frozenset()} == (await begun(unharmed, 2)).of([there])
 
 
 async def test_on_one_server_nothing_is_left_to_the_next_leader(redis_server: str, key_prefix: str) -> None:
     """Without the server nobody leads."""
     async with connect(redis_server, retries=0) as redis:
         stage = Stage(redis_server, key_prefix, redis)
-        one = leader(stage, 1)
-        one._known = {ShardId(0): frozenset()}
-        handovers = Handovers(stage.redis, stage.keys)
-        handovers.leave(one)
-        assert None is handovers.begin(MODEL, Term(2))
+        await leader(stage, 1, await begun(stage, 1))._rebuild()
+        assert not await stage.commands.exists(stage.keys.lent(MODEL))
+        await stage.mesh.links.close()

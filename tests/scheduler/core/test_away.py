@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from scheduler.core.actions import Action, Assign, LayOut, MoveOut, Recall
-from scheduler.core.away import lent
 from scheduler.core.backlog import Entry
 from scheduler.core.decide import decide
 from scheduler.core.events import (
@@ -60,25 +59,12 @@ def without(*places: SlotAddress) -> LeaderState:
     return LeaderState(POLICY, withheld={AWAY: frozenset(places)})
 
 
-def test_a_leader_knows_which_slots_may_be_held_in_each_shard() -> None:
-    """Those of its sequences, those that it is just giving, and those that are laid out there."""
-    state, (here, there) = LeaderState(POLICY), (named(HERE, 0), named(AWAY, 0))
-    take(state, offers(E1, 8), waits(here, 1), waits(there, 2), Assigned(here, Entry(1, 0, HERE), Epoch(1)))
-
-    laid_out = [action for action in take(state, Tick(1000)) if isinstance(action, LayOut)]
-
-    spare = {action.shard: {place(slot) for _, slot in action.slots} for action in laid_out}
-    assert spare.keys() == {HERE, AWAY}
-    assert {HERE: spare[HERE] | {place(0)}, AWAY: spare[AWAY] | {place(1)}} == lent(state)
-
-
 def test_slots_that_may_be_held_are_given_to_nobody_and_those_found_held_are() -> None:
     state = without(place(0), place(2))
     take(state, offers(E1, 4), SequenceFound(named(HERE, 0), place(1), Epoch(1)))
 
     assert [3] == placed(take(state, waits(named(HERE, 1), 1)))
     assert [] == take(state, waits(named(HERE, 2), 2)), "all slots are held, and nothing can be recalled"
-    assert {place(0), place(2)} == lent(state)[AWAY], "the next leader without that shard knows it too"
 
 
 def test_slots_that_may_be_held_may_be_gone() -> None:

@@ -35,7 +35,7 @@ from scheduler.core.actions import (
     Vacate,
     WantSlots,
 )
-from scheduler.core.away import Lent, lent
+from scheduler.core.away import Lent
 from scheduler.core.backlog import Entry
 from scheduler.core.decide import decide, in_takeover, is_due
 from scheduler.core.events import (
@@ -110,6 +110,7 @@ class Twin:
     """What Redis holds.
 
     starts, feed  entries that are there; the log of starts is what a reader may have seen
+    lent          the shard to which each slot was lent last, as leaders note it
     spares        slots that are laid out, by executor and shard; without an entry there is none that an end gives back
     """
 
@@ -124,6 +125,7 @@ class Twin:
     spares: dict[tuple[ExecutorId, ShardId], set[SlotAddress]] = field(
         default_factory=dict[tuple[ExecutorId, ShardId], set[SlotAddress]]
     )
+    lent: dict[SlotAddress, ShardId] = field(default_factory=dict[SlotAddress, ShardId])
     executors: dict[ExecutorId, OfferedVersion] = field(default_factory=dict[ExecutorId, OfferedVersion])
     dead: set[ExecutorId] = field(default_factory=set[ExecutorId])
     untold: set[Entry] = field(default_factory=set[Entry])
@@ -184,6 +186,7 @@ class Twin:
         held = {record.place for record in self.records.values()}
         for instance, slot in action.slots:
             place = SlotAddress(action.executor, action.version, instance, slot)
+            self.lent[place] = action.shard
             assert place not in held, f"{place} is held"
             assert place not in self.laid_out(), f"{place} is spare already"
             self.spares.setdefault((action.executor, action.shard), set()).add(place)
@@ -201,6 +204,7 @@ class Twin:
 
     def assign(self, action: Assign) -> Event:
         """assign.lua, with the checks of a strict world."""
+        self.lent[action.place] = of(action.sequence)
         served = self.executors[action.place.executor]
         assert action.place.instance < served.instances
         assert action.place.slot < served.slots
@@ -536,15 +540,16 @@ class CoreAgainstTwin(RuleBasedStateMachine):
     @rule()
     @precondition(lambda self: self.shards == SHARDS)
     def a_shard_goes_away(self) -> None:
-        """The next leader knows what this one knows of it."""
-        known = lent(self.state)
-        self.rebuild({AWAY: known[AWAY]})
+        """The next leader knows what was noted of it."""
+        self.rebuild(self.lent_away())
 
     @rule()
     def leader_is_replaced(self) -> None:
-        """By one that has all shards, or knows what this one knows of the lost one."""
-        known = lent(self.state)
-        self.rebuild({AWAY: known[AWAY]} if AWAY not in self.shards else None)
+        """By one that has all shards, or knows what was noted of the lost one."""
+        self.rebuild(self.lent_away() if AWAY not in self.shards else None)
+
+    def lent_away(self) -> Lent:
+        return {AWAY: frozenset(place for place, shard in self.twin.lent.items() if shard == AWAY)}
 
     @rule()
     def all_shards_are_there(self) -> None:
