@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
 from scheduler.ingest import Poll
+from shared.contract.ids import ShardId
 from shared.store.commands import Redis
+from shared.store.homes import out_of_reach
 from shared.store.keyspace import Keyspace
 from shared.store.link import SharedLinks
 from shared.store.membership import Membership
+from shared.store.redis_py import CONNECTION_LOST
 from shared.store.scripts import Scripts
 from shared.store.server_run import ServerRun
 from shared.traces.tracing import Tracing
@@ -47,6 +51,33 @@ class Polls:
             return self.latest, self._now_ms
 
 
+class Reach:
+    """Which shards can be reached: one look at a time, for all leaders of a scheduler. A silent server is waited for
+    once, and not by each of hundreds.
+    """
+
+    def __init__(self, redis: Redis, keys: Keyspace) -> None:
+        self._redis = redis
+        self._keys = keys
+        self._looking = asyncio.Lock()
+        self._looks = 0
+        self._seen: Mapping[ShardId, Exception] | Exception = {}
+
+    async def lost(self) -> Mapping[ShardId, Exception]:
+        """What the look that is under way finds, or else another one: as `homes.out_of_reach`."""
+        before = self._looks
+        async with self._looking:
+            if self._looks == before:
+                try:
+                    self._seen = await out_of_reach(self._redis, self._keys)
+                except CONNECTION_LOST as all_lost:
+                    self._seen = all_lost
+                self._looks += 1
+            if isinstance(self._seen, Exception):
+                raise self._seen
+            return self._seen
+
+
 class MeshAccess:
     """One Redis with its keys and scripts, and what all leaders of a scheduler share of it. Its client is made without
     retries.
@@ -71,3 +102,4 @@ class MeshAccess:
         self.run = run or ServerRun()
         self.links = SharedLinks(redis)
         self.polls = Polls(membership)
+        self.reach = Reach(redis, keys)

@@ -7,7 +7,7 @@
     owners    every few minutes: looks for sequences whose owner nobody knows
     read      for a few leaders: one blocking read (`scheduler.reader`)
     lead      per model: runs a `Leader`, and builds a new one from Redis whenever it fails
-    returned  replaces leaders that lead without a shard whose server is back
+    reach     every second: replaces leaders that lead a shard whose server is silent, or lead without one that is back
 
 A scheduler has no state of its own: all that it knows is in Redis. So it may be killed at any moment.
 """
@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 
 from redis.exceptions import ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from scheduler.core.history import IllegalMoveError
 from scheduler.core.invariants import BrokenInvariantError
@@ -38,7 +39,6 @@ from shared.statistics.meter import OF_MESH, RoundTripMeter
 from shared.store.agreement import joined
 from shared.store.commands import Redis
 from shared.store.company import Company, services
-from shared.store.homes import out_of_reach
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
 from shared.store.metering import Metering
@@ -59,8 +59,8 @@ REBUILDS_MAX = 16
 """Leaders that rebuild at the same time. Hundreds at once, after a start, would keep the loop that renews the leases
 from its turn for longer than a lease.
 """
-RETURNED_INTERVAL_S = 1.0
-"""Pause between two looks whether a server that was away is back."""
+REACH_INTERVAL_S = 1.0
+"""Pause between two looks whether every server answers."""
 SPOILT_INTERVAL_S = 5.0
 """Pause between two looks for removed keys, and so between two sweeps, each of which goes over every key."""
 OWNERS_INTERVAL_S = 300.0
@@ -156,7 +156,7 @@ class Scheduler:
             ("contend", self._contend, settings.lease_ms / 1000 / ROUNDS_PER_LEASE, 0.0),
             ("watch", self._watch, settings.tick_ms / 1000, 0.0),
             # Each of these asks every server, and one of them may be silent for long: no leader is to wait for that.
-            ("returned", self._look_for_returned, RETURNED_INTERVAL_S, settings.redis_timeout_ms / 1000),
+            ("reach", self._look_who_answers, REACH_INTERVAL_S, settings.redis_timeout_ms / 1000),
             ("spoilt", self._look_for_spoilt, SPOILT_INTERVAL_S, settings.redis_timeout_ms / 1000),
             ("owners", self._look_for_owners, OWNERS_INTERVAL_S, OWNERS_INTERVAL_S),
         ):
@@ -348,7 +348,7 @@ class Scheduler:
         """Has a new leader lead, of all shards whose server answers. Raises as `Leader.run`."""
         lent = LentSlots(self._mesh, model, term)
         await lent.begin()
-        lost = await out_of_reach(self._mesh.redis, self._mesh.keys)
+        lost = await self._mesh.reach.lost()
         if lost and not lent.counts:
             # Nobody knows which slots the sequences of these shards hold.
             raise next(iter(lost.values()))
@@ -387,14 +387,23 @@ class Scheduler:
             sweep=sweep,
         )
 
-    async def _look_for_returned(self) -> bool:
-        """Ends leaders that lead without a shard whose server answers again. Others begin, with this shard."""
-        if not any(leader.away for leader in self.leaders.values()):
-            return False
-        lost = await out_of_reach(self._mesh.redis, self._mesh.keys)
-        for leader in self.leaders.values():
+    async def _look_who_answers(self) -> bool:
+        """Ends leaders that lead without a shard whose server answers again. Others begin, with this shard.
+
+        And ends all that lead a shard whose server is silent. They share a few connections, and by themselves would
+        find out a few at a time, each few after the time limit of an answer.
+        """
+        lost = await self._mesh.reach.lost()
+        silent = {shard for shard, cause in lost.items() if isinstance(cause, RedisTimeoutError)}
+        deaf: list[str] = []
+        for model, leader in self.leaders.items():
             if not leader.away.keys() <= lost.keys():
                 leader.close()
+            # Another one that begins in its place has taken its lease anew, and looks by itself.
+            elif not silent <= leader.away.keys() and self._leadership.terms.get(model) == leader.term:
+                deaf.append(model)
+                self._leadership.drop(model, leader.term)
+        self._stop_leading(deaf, "a node of Redis is silent")
         return True
 
     def _stop_leading(self, models: Sequence[str], why: str) -> None:

@@ -7,8 +7,8 @@ node, and repeats by itself what may not be repeated.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from typing import Any, cast
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from typing import Any, TypeVar, cast
 
 from shared.contract.ids import ShardId
 from shared.process.addresses import authority
@@ -20,6 +20,16 @@ from shared.store.redis_py import RepeatablePipeline
 
 ADDED_UP = {"DEL", "UNLINK", "EXISTS"}
 """Commands with any number of keys, whose replies are counts."""
+PATIENCE_S = 5.0
+"""How long a process that starts waits for one node of many. A silent one would be given up after 96 s only."""
+
+T = TypeVar("T")
+
+
+async def within_patience(call: Awaitable[T]) -> T:
+    """The result of a call to one node of many. Raises TimeoutError if that takes longer than the others can wait."""
+    async with asyncio.timeout(PATIENCE_S):
+        return await call
 
 
 class ClusterRedis(MendingRedis):
@@ -50,7 +60,7 @@ class ClusterRedis(MendingRedis):
         under its tag; what is asked of it raises the reason.
         """
         unknown = [home for home in self.homes() if _address(home) is None]
-        await asyncio.gather(*(home.ping() for home in unknown), return_exceptions=True)
+        await asyncio.gather(*(within_patience(home.ping()) for home in unknown), return_exceptions=True)
         return {_address(home) or f"{{{tag}}}": home for tag, home in self._homes.items()}
 
     def apart(self, keys: Iterable[str]) -> list[list[str]]:

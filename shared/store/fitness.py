@@ -10,7 +10,7 @@ from redis.exceptions import NoPermissionError, ResponseError
 from shared.contract.errors import MeshError
 from shared.contract.limits import VALUE_BYTES_MAX
 from shared.process import logs
-from shared.store.cluster_redis import ClusterRedis
+from shared.store.cluster_redis import ClusterRedis, within_patience
 from shared.store.commands import Redis
 from shared.store.homes import MESH_TAG
 from shared.store.redis_py import CONNECTION_LOST
@@ -43,16 +43,22 @@ async def check_servers(redis: Redis, checked: Collection[str] = ()) -> Collecti
     servers = await redis.servers()
     for address in servers.keys() - set(checked):
         where: dict[str, Any] = {"node": address} if address else {}
+        checks = _check(servers[address], where, of_cluster=isinstance(redis, ClusterRedis))
         try:
-            replicas = await _check_server(servers[address], where, of_cluster=isinstance(redis, ClusterRedis))
-            await _check_policies(servers[address], where, replicas=replicas)
+            await (checks if servers[address] is redis.at(MESH_TAG) else within_patience(checks))
         except UnfitRedisError as unfit:
             raise UnfitRedisError(f"{address}: {unfit.message}" if address else unfit.message) from unfit
         except CONNECTION_LOST as error:
             if servers[address] is redis.at(MESH_TAG):
                 raise
-            logs.warning("redis node away", cause=error, remedy="its shards are served when it is back", **where)
+            cause = str(error) or "it is silent"
+            logs.warning("redis node away", cause=cause, remedy="its shards are served when it is back", **where)
     return servers.keys()
+
+
+async def _check(redis: Redis, where: Mapping[str, Any], *, of_cluster: bool) -> None:
+    replicas = await _check_server(redis, where, of_cluster=of_cluster)
+    await _check_policies(redis, where, replicas=replicas)
 
 
 async def _check_server(redis: Redis, where: Mapping[str, Any], *, of_cluster: bool) -> int:
@@ -121,7 +127,8 @@ async def value_bytes_max(redis: Redis) -> int:
     told = [VALUE_BYTES_MAX]
     for server in (await redis.servers()).values():
         try:
-            config: dict[str, str] = await server.config_get("proto-max-bulk-len", "client-query-buffer-limit")
+            asked = server.config_get("proto-max-bulk-len", "client-query-buffer-limit")
+            config: dict[str, str] = await within_patience(asked)
             told += (int(limit) - ENVELOPE_BYTES for limit in config.values() if limit.isdecimal())
         except (ResponseError, *CONNECTION_LOST):
             continue

@@ -22,10 +22,11 @@ from scheduler.service import Scheduler
 from scheduler.sweep import stranded
 from shared.contract.ids import ExecutorId, InstanceIndex, SlotIndex, Term, sequence_id
 from shared.store.homes import MESH_TAG, tag_of
+from shared.store.link import LINKS_MAX
 from shared.store.reading import read_counts
 from shared.store.redis_client import connect
 from tests.embedded_cluster import EmbeddedCluster
-from tests.scheduler.stage import MODEL, REDIS_TIMEOUT_MS, Stage, stage_on
+from tests.scheduler.stage import LEASE_MS, MODEL, REDIS_TIMEOUT_MS, Stage, stage_on
 from tests.scheduler.test_leadership import told_times
 from tests.scheduler.test_spares import holders, places
 
@@ -216,6 +217,35 @@ async def test_while_a_node_is_silent_the_loss_of_an_executor_is_noticed(
             await stage.until(has_moved)
         finally:
             node.send(signal.SIGCONT)
+
+
+async def test_all_leaders_lead_without_a_silent_node_as_soon_as_its_silence_is_noticed(
+    stage: Stage, node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    """There are more of them than connections. Not one group after the other waits for it."""
+    models = {f"m{number}" for number in range(3 * LINKS_MAX)}
+    for model in models:
+        await stage.publish(model)
+
+    async def all_lead(*, away: bool) -> bool:
+        led = {model for model, one in scheduler.leaders.items() if one.positions() and bool(one.away) is away}
+        return models <= led
+
+    async with stage.scheduler(lease_ms=LEASE_MS * 3, redis_timeout_ms=REDIS_TIMEOUT_MS) as scheduler:
+        await stage.until(lambda: all_lead(away=False))
+        before = await stage.commands.hgetall(stage.keys.terms)
+        node.send(signal.SIGSTOP)
+        try:
+            await stage.until(lambda: all_lead(away=True))
+        finally:
+            node.send(signal.SIGCONT)
+        after = await stage.commands.hgetall(stage.keys.terms)
+        await stage.until(lambda: all_lead(away=False))
+
+    told = [vars(record)["fields"] for record in caplog.records if record.message == "leadership lost"]
+    assert len(models) // 2 < sum(about["models"] for about in told if about["cause"] == "a node of Redis is silent")
+    taken = [int(after[model]) - int(before[model]) for model in before]
+    assert max(taken) <= 2, "one that had just noticed it by itself has begun once more"
 
 
 async def test_while_a_node_is_away_nobody_goes_over_the_keys_of_the_others(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import signal
 import uuid
 from collections.abc import AsyncIterator
 from typing import Any
@@ -13,14 +14,14 @@ import pytest
 from shared.contract.errors import NotDoneError
 from shared.contract.ids import ShardId, sequence_id
 from shared.contract.limits import VALUE_BYTES_MAX
-from shared.store import sequences
+from shared.store import cluster_redis, sequences
 from shared.store.agreement import join_mesh
 from shared.store.fitness import UnfitRedisError, value_bytes_max
 from shared.store.homes import MESH_TAG
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
 from shared.store.redis_client import connect, redis_now_ms
-from shared.store.redis_py import CONNECTION_LOST
+from shared.store.redis_py import CONNECTION_LOST, REPLY_TIMEOUT_S
 from tests.embedded_cluster import EmbeddedCluster, ask
 
 
@@ -90,6 +91,26 @@ async def test_who_joins_while_a_node_is_away_is_warned_unless_it_is_the_one_of_
     async with connect(private_cluster.url, retries=0) as redis:
         with pytest.raises(CONNECTION_LOST):
             await join_mesh(redis, "m")
+
+
+async def test_who_joins_while_a_node_is_silent_does_not_wait_until_it_would_be_given_up(
+    private_cluster: EmbeddedCluster, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service's client tries again and again: it would find out after a minute and a half."""
+    monkeypatch.setattr(cluster_redis, "PATIENCE_S", 1.0)
+    async with connect(private_cluster.url) as redis:
+        keys = await join_mesh(redis, "m")
+    node = next(node for node in private_cluster.nodes if node is not private_cluster.holder(MESH_TAG))
+    node.send(signal.SIGSTOP)
+    try:
+        async with connect(private_cluster.url) as redis:
+            async with asyncio.timeout(REPLY_TIMEOUT_S):
+                assert keys.shards == (await join_mesh(redis, "m")).shards
+            assert VALUE_BYTES_MAX == await value_bytes_max(redis)
+    finally:
+        node.send(signal.SIGCONT)
+    (warning,) = [vars(record)["fields"] for record in caplog.records if record.message == "redis node away"]
+    assert "it is silent" == warning["cause"]
 
 
 async def test_a_scan_goes_over_each_node_once_and_over_one_alone_for_one_tag(
