@@ -17,6 +17,7 @@ from typing import Any, cast
 import hiredis
 from redis.asyncio import Connection, Redis, SSLConnection, UnixDomainSocketConnection
 from redis.asyncio.client import Pipeline
+from redis.asyncio.connection import DefaultParser
 from redis.exceptions import (
     AskError,
     AuthenticationError,
@@ -47,6 +48,9 @@ CONNECTION_LOST = (*REDIS_LOST, OSError)
 """Beside those what a socket itself may raise: for loops that do nothing but talk to Redis."""
 LOST_OR_REFUSED = (*CONNECTION_LOST, ResponseError)
 """Beside those what Redis answers when it refuses a command: for what can be tried again later, for whatever reason."""
+LATE_S = 0.1
+"""A timer that is so late tells that this process was frozen, or busy for long. What has come meanwhile has yet to be
+taken in."""
 CLOSED = "the server has closed the connection"
 UNFIT = (ReadOnlyError, MasterDownError, ClusterDownError, TryAgainError, AskError)
 """A Cluster's node also tells by AskError that it has a key no more, for now or (MOVED) for good."""
@@ -75,6 +79,11 @@ class BoundedConnection:
     _writer: asyncio.StreamWriter | None
     _parser: Any
     _replies: ReplyStream | None = None
+    _silence: Silence | None = None
+    _limit: asyncio.Timeout | None = None
+
+    def set_parser(self, parser_class: Any) -> None:
+        cast("Any", super()).set_parser(_HearingParser)
 
     @property
     def is_quiet(self) -> bool:
@@ -96,7 +105,9 @@ class BoundedConnection:
         try:
             if timeout is not None:
                 return await read(*args, timeout=timeout, **options)
-            async with asyncio.timeout(self.reply_timeout_s):
+            silence = self._silence = self._silence or Silence(self._fall_silent)
+            async with asyncio.timeout(None) as self._limit:
+                silence.begin(self.reply_timeout_s)
                 return await read(*args, timeout=math.inf, **options)
         except TimeoutError as silence:
             raise RedisTimeoutError(f"no answer within {self.reply_timeout_s:g} s") from silence
@@ -104,6 +115,18 @@ class BoundedConnection:
             if is_unfit(error):
                 raise unfit_server(error) from error
             raise
+        finally:
+            if self._silence is not None:
+                self._silence.end()
+
+    def heard(self) -> None:
+        """A piece of a reply has come, of which there may be many: that is no silence."""
+        if self._silence is not None:
+            self._silence.renew()
+
+    def _fall_silent(self, _: Exception) -> None:
+        if self._limit is not None:
+            self._limit.reschedule(0)
 
     def exchange(self, packed: Sequence[bytes], limit_s: float) -> asyncio.Future[list[Any]]:
         """Sends commands in one write; the future has as many replies. An error reply is an exception in its place.
@@ -217,8 +240,9 @@ class Silence:
             self._set(until_s)
 
     def renew(self) -> None:
-        """Something has come: from now on the wait may last as long again."""
-        self.begin(self._limit_s)
+        """Something has come: from now on the wait, if there is one, may last as long again."""
+        if self._until_s is not None:
+            self.begin(self._limit_s)
 
     def end(self) -> None:
         """Ends the wait: its limit counts no longer, and the timer may stay for the next one."""
@@ -233,7 +257,10 @@ class Silence:
         self._timer = None
         if self._until_s is None:
             return
-        if self._until_s > self._loop.time():
+        now_s = self._loop.time()
+        if now_s - self._until_s > LATE_S:
+            self._until_s = now_s + LATE_S
+        if self._until_s > now_s:
             self._set(self._until_s)
         else:
             self._fail(RedisTimeoutError(f"no answer within {self._limit_s:g} s"))
@@ -244,6 +271,21 @@ def _judged(error: Exception) -> Exception:
     if isinstance(error, RedisConnectionError):
         raise error
     return unfit_server(error) if isinstance(error, ResponseError) and is_unfit(error) else error
+
+
+class _HearingParser(cast("Any", DefaultParser)):
+    """Tells its connection of each piece."""
+
+    __slots__ = ("_heard",)
+
+    def on_connect(self, connection: BoundedConnection) -> None:
+        super().on_connect(connection)
+        self._heard = connection.heard
+
+    async def read_from_socket(self) -> bool:
+        await super().read_from_socket()
+        self._heard()
+        return True
 
 
 class _TcpConnection(BoundedConnection, Connection):

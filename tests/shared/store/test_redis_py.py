@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import inspect
 import re
+import socket
 import ssl
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
+import uvloop
 from redis.asyncio import Connection, ConnectionPool, SSLConnection
 from redis.asyncio.client import Pipeline
 from redis.asyncio.connection import AbstractConnection, RedisSSLContext
@@ -21,6 +24,7 @@ from shared.store import commands
 from shared.store.mending import MendingRedis
 from shared.store.redis_client import connect
 from shared.store.redis_py import (
+    CONNECTIONS,
     BoundedConnection,
     RedisTimeoutError,
     RepeatablePipeline,
@@ -214,6 +218,52 @@ def test_a_wait_ends_when_its_own_limit_is_over_whatever_the_waits_before_were_a
         assert 10 == runner.run(waited_s(1, 1, 1, 10))
         assert 1 == runner.run(waited_s(10, 10, 1))
         runner.run(not_cut_short())
+
+
+def test_while_a_long_reply_comes_in_pieces_over_the_pool_the_server_is_not_silent() -> None:
+    """On virtual time, so the times are exact."""
+
+    async def waited_s(pieces: int) -> float:
+        loop, connection = asyncio.get_running_loop(), CONNECTIONS["tcp"]()
+        connection._reader = stream = asyncio.StreamReader()
+        connection._parser.on_connect(connection)
+        began_s, asked = loop.time(), asyncio.create_task(connection.read_response())
+        stream.feed_data(b"$%d\r\n" % (pieces + 1))
+        for _ in range(pieces):
+            await asyncio.sleep(9)
+            stream.feed_data(b"x")
+        with pytest.raises(RedisTimeoutError, match="no answer within 10 s"):
+            await asked
+        return loop.time() - began_s
+
+    with virtual_world(1, compute_s=lambda _: 0.0) as runner:
+        assert [10, 9 + 10, 9 + 9 + 10] == [runner.run(waited_s(pieces)) for pieces in range(3)]
+
+
+@pytest.mark.parametrize("over_pool", [False, True])
+def test_a_reply_that_came_while_the_process_was_frozen_is_read_before_the_server_counts_as_silent(
+    *, over_pool: bool
+) -> None:
+    """The task that waits for it gets its turn after the timers."""
+
+    async def reply() -> object:
+        client, server = socket.socketpair()
+        reader, writer = await asyncio.open_connection(sock=client)
+        connection = CONNECTIONS["tcp"]()
+        connection._reader, connection._writer, connection.reply_timeout_s = reader, writer, 0.1
+        connection._parser.on_connect(connection)
+        asked = asyncio.ensure_future(connection.read_response() if over_pool else connection.exchange([b"PING"], 0.1))
+        await asyncio.sleep(0)
+        server.sendall(b"+PONG\r\n")
+        time.sleep(0.5)  # noqa: ASYNC251 - frozen
+        try:
+            return await asked
+        finally:
+            await connection.disconnect()
+            server.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert (b"PONG" if over_pool else [b"PONG"]) == runner.run(reply())
 
 
 def test_while_a_long_reply_comes_in_pieces_the_server_is_not_silent() -> None:
