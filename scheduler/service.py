@@ -4,7 +4,7 @@
     server    drops all leadership when Redis was restarted or replaced, so that it begins again from there
     watch     every tick: polls the executors and the time in Redis for the leaders
     spoilt    every few seconds: looks whether a key was removed that many sequences share
-    owners    every few minutes: looks for sequences whose owner nobody knows
+    owners    every few minutes: looks for sequences whose owner nobody knows, and inboxes of such executors
     read      for a few leaders: one blocking read (`scheduler.reader`)
     lead      per model: runs a `Leader`, and builds a new one from Redis whenever it fails
     reach     every second: replaces leaders that lead a shard whose server is silent, or lead without one that is back
@@ -31,7 +31,7 @@ from scheduler.lent_slots import LentSlots
 from scheduler.mesh import MeshAccess
 from scheduler.reader import BLOCK_MS, StreamReader
 from scheduler.settings import SchedulerSettings
-from scheduler.sweep import SpoiltKeys, stranded
+from scheduler.sweep import SpoiltKeys, clear_abandoned, stranded
 from shared.contract.ids import SchedulerId, ShardId, Term
 from shared.process import logs
 from shared.process.lifecycle import Stop, Tasks, end
@@ -267,6 +267,9 @@ class Scheduler:
             named = ", ".join(sorted(executors)[:LOST_NAMED_MAX])
             logs.warning("owners in no list of executors", model=model, executors=len(executors), named=named)
         self._have_swept(found)
+        if abandoned := await clear_abandoned(self._mesh):
+            named = ", ".join(abandoned[:LOST_NAMED_MAX])
+            logs.warning("inboxes of forgotten executors removed", executors=len(abandoned), named=named)
         return True
 
     def _have_swept(self, models: Iterable[str]) -> None:

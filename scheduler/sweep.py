@@ -27,6 +27,8 @@ from shared.store.redis_py import CONNECTION_LOST
 SHARED_BY_SEQUENCES = ("starts", "feed", "inbox", "owned", "spares", "deadlines", "parked", "tenant", "executors")
 """Kinds of keys that many sequences share."""
 KEYS_PER_SCAN = 1000
+REMOVE_EMPTY = "return redis.call('XLEN', KEYS[1]) == 0 and redis.call('DEL', KEYS[1]) or 0"
+"""Removes a stream without entries: no step may come in between."""
 
 
 class SpoiltKeys:
@@ -47,13 +49,38 @@ class SpoiltKeys:
         return before is not None and before != self._seen
 
 
-async def stranded(mesh: MeshAccess) -> dict[str, set[ExecutorId]]:
-    """Executors that own sequences and are not registered, by model. Raises one of `CONNECTION_LOST`."""
-    names = f"{escaped(mesh.keys.prefix)}:{SCHEMA_VERSION}:{{*}}:owned:*"
-    owned = [text_of(key) async for key in mesh.redis.scan_iter(match=names, count=KEYS_PER_SCAN)]
+async def _of_unregistered(mesh: MeshAccess, kind: str) -> list[str]:
+    """The keys of a kind, in whose names an executor follows the kind, of executors that are not registered."""
+    names = f"{escaped(mesh.keys.prefix)}:{SCHEMA_VERSION}:{{*}}:{kind}:*"
+    found = [text_of(key) async for key in mesh.redis.scan_iter(match=names, count=KEYS_PER_SCAN)]
     # Read last: an executor is registered before it owns anything, and until it owns nothing any more.
     registered = tuple(f"{member.registration.executor}:" for member in await mesh.membership.members())
-    asked = [key for key in owned if not key.partition("}:owned:")[2].startswith(registered)]
+    return [key for key in found if not f"{key.partition(f'}}:{kind}:')[2]}:".startswith(registered)]
+
+
+async def clear_abandoned(mesh: MeshAccess) -> list[ExecutorId]:
+    """Moves on what lies in the inboxes of dead executors that are not registered, and removes those that are empty
+    then. Returns the executors of these. Raises one of `CONNECTION_LOST`.
+
+    A stale replica that has become the primary brings an inbox back whose executor was forgotten meanwhile. If it
+    brings back as well that the executor owns sequences, the inbox stays until those are taken.
+    """
+    removed: list[ExecutorId] = []
+    for key in await _of_unregistered(mesh, "inbox"):
+        shard = next(shard for shard in mesh.keys.shards if key.startswith(mesh.keys.base(shard)))
+        executor = ExecutorId(key.partition("}:inbox:")[2])
+        # The list of executors may have been lost: one that lives registers again, and reads its inbox.
+        if await mesh.redis.exists(mesh.keys.executor_lease(executor)):
+            continue
+        await mesh.scripts.drain_whole(executor, shard=shard)
+        if await mesh.redis.eval(REMOVE_EMPTY, 1, key):
+            removed.append(executor)
+    return removed
+
+
+async def stranded(mesh: MeshAccess) -> dict[str, set[ExecutorId]]:
+    """Executors that own sequences and are not registered, by model. Raises one of `CONNECTION_LOST`."""
+    asked = await _of_unregistered(mesh, "owned")
     found = defaultdict[str, set[ExecutorId]](set)
     for key, member in zip(asked, await mesh.links.ask([("SRANDMEMBER", key) for key in asked]), strict=True):
         if member is not None:

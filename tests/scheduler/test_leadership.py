@@ -839,6 +839,42 @@ async def test_a_scheduler_that_starts_takes_over_from_an_executor_that_is_in_no
     assert {"model": MODEL, "executors": 2, "named": "e0, e1"} == told[0]
 
 
+@pytest.mark.leaves_sequences
+async def test_an_inbox_that_comes_back_after_its_executor_was_forgotten_is_emptied_and_removed(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A stale replica has become the primary. One of an executor that lives stays, whatever the list says."""
+    old, shard = await stage.join("e1"), ShardId(0)
+    async with stage.scheduler(forget_after_ms=1_000):
+        await stage.begin(1)
+        inbox = await stage.commands.dump(stage.keys.inbox(shard, old))
+        await stage.join("e2")
+        await stage.kill(old)
+
+        async def is_forgotten() -> bool:
+            return not await stage.commands.hexists(stage.keys.executors, old)
+
+        await stage.until(is_forgotten)
+    before = await stage.live(1)
+    await stage.commands.restore(stage.keys.inbox(shard, old), 0, inbox)
+    living = ExecutorId("e3")
+    await stage.commands.set(stage.keys.executor_lease(living), 1)
+    await stage.commands.restore(stage.keys.inbox(shard, living), 0, inbox)
+
+    async with stage.scheduler():
+
+        async def is_removed() -> bool:
+            return not await stage.commands.exists(stage.keys.inbox(shard, old))
+
+        await stage.until(is_removed)
+
+    assert "inboxes of forgotten executors removed" in caplog.messages
+    assert before == await stage.live(1)
+    assert {1} == {step.step for step in await stage.inbox(ExecutorId("e2"))}
+    assert 1 == await stage.commands.exists(stage.keys.inbox(shard, living))
+    await stage.commands.delete(stage.keys.inbox(shard, living), stage.keys.executor_lease(living))
+
+
 async def is_led(scheduler: Scheduler, after: Term) -> bool:
     """Whether a leader of a later term leads."""
     leader = scheduler.leaders.get(MODEL)
