@@ -9,10 +9,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from scheduler.core.events import EpochsFound, Event, SequenceFound, Tick
+from scheduler.core.events import ContendersFound, EpochsFound, Event, SequenceFound, Tick
+from scheduler.core.slots import SlotAddress
 from scheduler.ingest import Offers, address, member_events
 from scheduler.mesh import MeshAccess
 from shared.contract.ids import Epoch, ExecutorId, SequenceId, ShardId, Term
@@ -64,7 +66,22 @@ async def rebuilt(mesh: MeshAccess, model: str, offers: Offers, now_ms: int, sha
     # The time is the first event: a lost executor's registration then stays for the policy's time from now on.
     events: list[Event] = [Tick(now_ms, "rebuild"), await epochs_found(mesh, shards), *member_events({}, offers)]
     serving = [executor for executor, versions in sorted(offers.items()) if versions is not None]
-    return [*events, *await found(mesh, await owned_sequences(mesh, model, serving, shards))]
+    return [*events, *contended(await found(mesh, await owned_sequences(mesh, model, serving, shards)))]
+
+
+def contended(found: Iterable[SequenceFound]) -> list[Event]:
+    """What was found, by slot: one sequence holds it, or several do. A shard whose server has lost its newest writes
+    brings sequences back whose slots others have by now.
+    """
+    by_place = defaultdict[SlotAddress, list[SequenceFound]](list)
+    for event in found:
+        by_place[event.place].append(event)
+    return [
+        events[0]
+        if len(events) == 1
+        else ContendersFound(place.executor, tuple(event.sequence for event in events), "rebuild")
+        for place, events in by_place.items()
+    ]
 
 
 async def epochs_found(mesh: MeshAccess, shards: Sequence[ShardId]) -> EpochsFound:

@@ -75,7 +75,8 @@ class Reclaim:
 
     Each sequence comes back as a moving `SequenceWaits`.
 
-    only  take sequences of these versions only, which the executor serves no more; (): every sequence
+    only  take only sequences of these versions, which the executor serves no more, or these sequences, which cannot
+          have the slots that their records name; (): every sequence
     """
 
     executor: ExecutorId

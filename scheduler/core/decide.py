@@ -14,6 +14,7 @@ from scheduler.core.backlog import MOVING_RANK
 from scheduler.core.events import (
     Assigned,
     ClockRead,
+    ContendersFound,
     EpochsFound,
     Event,
     ExecutorLost,
@@ -116,6 +117,9 @@ def decide(state: LeaderState, event: Event) -> list[Action]:
             return forgotten(state, event)
         case SequenceFound():
             return sequence_found(state, event)
+        case ContendersFound(executor, sequences, cause):
+            # It has dropped all but one of them, and only it knows which.
+            return [Reclaim(executor, cause, sequences)]
         case EpochsFound(newest):
             state.found_until = newest
             return []
@@ -298,7 +302,7 @@ def moved_out(state: LeaderState, event: MovedOut) -> list[Action]:
 
 
 def sequence_found(state: LeaderState, event: SequenceFound) -> list[Action]:
-    """Takes a slot that Redis says is taken. If that is not possible, all sequences of the executor are reclaimed."""
+    """Takes a slot that Redis says is taken. If that is not possible, the sequence is reclaimed."""
     executor = state.executors.get(event.place.executor)
     if executor is None or executor.phase is not ExecutorPhase.SERVING or event.sequence in state.sequences:
         return []
@@ -308,7 +312,7 @@ def sequence_found(state: LeaderState, event: SequenceFound) -> list[Action]:
         return [Reclaim(executor.executor, event.cause, (version,))]
     table = state.ring(version).tables.get(event.place.executor)
     if table is None or not table.take_at(event.place, event.sequence):
-        return take_all(state, executor, event.cause)
+        return [Reclaim(executor.executor, event.cause, (event.sequence,))]
     seat(state, event, "found")
     return []
 
@@ -608,6 +612,21 @@ def forget(executor: Executor, now_ms: int, cause: str) -> Forget:
     """One attempt to forget an executor. If another model's sequences still hold it, the next comes as much later."""
     executor.quiet_since_ms = now_ms
     return Forget(executor.executor, cause)
+
+
+def reclaimed_together(actions: Iterable[Action]) -> list[Action]:
+    """What is to be done after a rebuild: of each executor all is taken at once, in one walk over what it owns."""
+    wanted: dict[ExecutorId, Reclaim] = {}
+    others: list[Action] = []
+    for action in actions:
+        if not isinstance(action, Reclaim):
+            others.append(action)
+        elif (before := wanted.get(action.executor)) is None:
+            wanted[action.executor] = action
+        elif before.only:
+            only = (*before.only, *action.only) if action.only else ()
+            wanted[action.executor] = Reclaim(action.executor, action.cause, tuple(dict.fromkeys(only)))
+    return [*wanted.values(), *dict.fromkeys(others)]
 
 
 def drain_all(state: LeaderState) -> list[Action]:

@@ -42,6 +42,15 @@ class SequenceFound:
 
 
 @dataclass(frozen=True, slots=True)
+class ContendersFound:
+    """While rebuilding: Redis says of several sequences that they hold the same slot of an executor."""
+
+    executor: ExecutorId
+    sequences: tuple[SequenceId, ...]
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class EpochsFound:
     """While rebuilding: the newest epoch of each shard. A sequence with an earlier one is found, or is over."""
 
@@ -297,6 +306,7 @@ Event = (
     ExecutorSeen
     | ExecutorLost
     | SequenceFound
+    | ContendersFound
     | EpochsFound
     | SequenceWaits
     | PatienceLowered

@@ -840,6 +840,30 @@ async def test_a_scheduler_that_starts_takes_over_from_an_executor_that_is_in_no
 
 
 @pytest.mark.leaves_sequences
+async def test_of_sequences_that_name_one_slot_or_none_that_exists_a_new_leader_takes_these_alone(stage: Stage) -> None:
+    """Of the others one may have a state that only its owner holds: it would be lost."""
+    await stage.join("e1", slots=6)
+    async with stage.scheduler(spare_slots=0):
+        before = await stage.begin(1, 2, 3, durable=True) + await stage.begin(4, durable=False)
+    await stage.commit(await stage.inbox(ExecutorId("e1")), ExecutorId("e1"))
+    first, second, third, _ = [stage.keys.sequence(sequence_id(MODEL, "", number)).record for number in range(1, 5)]
+    await stage.commands.hset(second, "sl", await stage.commands.hget(first, "sl"))
+    await stage.commands.hset(third, "sl", 99)
+
+    async with stage.scheduler(spare_slots=0):
+
+        async def have_moved() -> bool:
+            epochs = [int((await stage.record(number)).get("ep", 0)) for number in range(1, 4)]
+            return all(new > int(old["ep"]) for new, old in zip(epochs, before, strict=False))
+
+        await stage.until(have_moved)
+        after = await stage.live(1, 2, 3, 4)
+
+    assert before[3]["ep"] == after[3]["ep"]
+    assert 4 == len({record["sl"] for record in after})
+
+
+@pytest.mark.leaves_sequences
 async def test_an_inbox_that_comes_back_after_its_executor_was_forgotten_is_emptied_and_removed(
     stage: Stage, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -8,17 +8,17 @@
 --          not lost)
 --        6 the sequences with a step in the inbox behind this entry are taken first: somebody may wait for its answer;
 --          '' the inbox is not looked at
---        then, to take only some: their versions; 6 is then where the call before stopped, '' in the first call
+--        then, to take only some: their versions, or their ids; 6 is then where the call before stopped, '' in the first call
 -- reply  {number of sequences taken, entries of the inbox looked at}; {0, 0} if the executor owns no sequence any more,
 --        and nothing stands behind that entry
---        with versions: {number of sequences taken, where to go on}; 0 when all owned sequences have been looked at
+--        with those: {number of sequences taken, where to go on}; 0 when all owned sequences have been looked at
 
 local OWNED, INBOX = KEYS[MODEL_KEYS + 1], KEYS[MODEL_KEYS + 2]
 
-local versions = nil
+local only = nil
 for i = 7, #ARGV do
-  versions = versions or {}
-  versions[ARGV[i]] = true
+  only = only or {}
+  only[ARGV[i]] = true
 end
 
 -- Counts the lost owner for the next step, which may be what the owner died of. Once a step is suspected, only owners
@@ -50,7 +50,7 @@ local function reclaim(sid)
     release(keys, sid, 'o', got[3], got[8], ARGV[4])
     return
   end
-  if not versions then count_line(LINE, (ARGV[5] == '0' and 'leaving:' or 'lost:') .. got[8], 1) end
+  if not only then count_line(LINE, (ARGV[5] == '0' and 'leaving:' or 'lost:') .. got[8], 1) end
   if accepted == committed and got[9] then
     page(keys.record, LINE, got[8])
     return
@@ -62,7 +62,7 @@ local function reclaim(sid)
 end
 
 -- No new sequence comes to the executor from here on.
-if not versions then redis.call('DEL', spares_of(ARGV[2], MODEL)) end
+if not only then redis.call('DEL', spares_of(ARGV[2], MODEL)) end
 
 local most, taken = tonumber(ARGV[3]), 0
 
@@ -75,11 +75,11 @@ local function take_owned(sid)
   if redis.call('SREM', OWNED, sid) == 1 then take(sid) end
 end
 
--- A part of the set in each call: of 100,000 sequences most may be of other versions.
-if versions then
+-- A part of the set in each call: of 100,000 sequences most may be others.
+if only then
   local found = redis.call('SSCAN', OWNED, number(ARGV[6]), 'COUNT', most)
   for _, sid in ipairs(found[2]) do
-    if versions[redis.call('HGET', BASE .. 'seq:' .. sid, 'vr') or ''] then take_owned(sid) end
+    if only[sid] or only[redis.call('HGET', BASE .. 'seq:' .. sid, 'vr') or ''] then take_owned(sid) end
   end
   return { taken, tonumber(found[1]) }
 end

@@ -6,11 +6,12 @@ import msgspec
 import pytest
 
 from scheduler.core import invariants
-from scheduler.core.actions import Action, Reclaim, Reject
+from scheduler.core.actions import Action, Drain, Reclaim, Reject
 from scheduler.core.backlog import Entry
-from scheduler.core.decide import decide
+from scheduler.core.decide import decide, reclaimed_together
 from scheduler.core.events import (
     Assigned,
+    ContendersFound,
     Event,
     ExecutorLost,
     ExecutorSeen,
@@ -92,7 +93,25 @@ def test_a_new_leader_takes_what_a_version_has_left_that_keeps_no_sequences_any_
     take(state, ExecutorSeen(E1, (OfferedVersion("1", 1, 0),)))
     gone = SlotAddress(E1, "1", InstanceIndex(0), SlotIndex(0))
 
-    assert [Reclaim(E1)] == take(state, SequenceFound(name("left"), gone, Epoch(7)))
+    assert [Reclaim(E1, only=(name("left"),))] == take(state, SequenceFound(name("left"), gone, Epoch(7)))
+
+
+def test_a_new_leader_takes_only_those_that_cannot_have_the_slots_of_their_records() -> None:
+    state = LeaderState()
+    take(state, ExecutorSeen(E1, (V1,)))
+    place, missing = (SlotAddress(E1, "1", InstanceIndex(0), SlotIndex(slot)) for slot in (0, 99))
+
+    found = take(state, SequenceFound(name("sound"), place, Epoch(1)))
+    found += take(state, SequenceFound(name("nowhere"), missing, Epoch(2)))
+    found += take(state, ContendersFound(E1, (name("one"), name("other"))))
+
+    assert [Reclaim(E1, only=(name("nowhere"), name("one"), name("other")))] == reclaimed_together(found)
+    assert [name("sound")] == holders(state)
+
+
+def test_of_an_executor_everything_is_taken_if_that_is_wanted_once() -> None:
+    wanted = [Reclaim(E1, only=("1",)), Drain(E1), Reclaim(E1), Reclaim(E1, only=("2",)), Drain(E1)]
+    assert [Reclaim(E1), Drain(E1)] == reclaimed_together(wanted)
 
 
 def test_who_waits_for_an_unloaded_version_is_refused_new_moving_or_returning() -> None:

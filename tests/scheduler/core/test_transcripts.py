@@ -311,8 +311,8 @@ def told_action(action: Action) -> str:
             return f"  lay out {' '.join(f'{executor}/{version}/{instance}/{slot}' for instance, slot in slots)}"
         case Recall(executor):
             return f"  recall the spare slots of {executor}"
-        case Reclaim(executor):
-            return f"  reclaim {executor}"
+        case Reclaim(executor, _, only):
+            return f"  reclaim {executor}{', only ' if only else ''}{' '.join(only)}"
         case ReclaimPart(executor):
             return f"  reclaim a part of {executor}"
         case Drain(executor):
