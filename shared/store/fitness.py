@@ -21,7 +21,7 @@ ENVELOPE_BYTES = 64 << 10
 """Bytes of the server's limit that are kept for everything around a value."""
 POLICIES = (
     *("maxmemory-policy", "appendonly", "appendfsync", "save", "min-replicas-to-write"),
-    *("cluster-enabled", "cluster-require-full-coverage", "maxmemory-clients"),
+    *("cluster-enabled", "cluster-require-full-coverage", "maxmemory-clients", "client-output-buffer-limit"),
 )
 """Names of the server's settings that decide what it may lose, or not take (`risks`)."""
 NO_EVICTION = "noeviction"
@@ -153,6 +153,12 @@ def risks(config: Mapping[str, str], *, replicas: int) -> Iterator[tuple[str, st
         yield (
             "redis cuts off who sends much",
             "set maxmemory-clients 0: what is larger than it allows is sent again and again, and holds up all behind",
+        )
+    _, _, of_clients = config.get("client-output-buffer-limit", "").partition("normal ")
+    if of_clients.split()[:2] not in ([], ["0", "0"]):
+        yield (
+            "redis cuts off who reads much",
+            "set client-output-buffer-limit normal 0 0 0: who is to read more at once is cut off each time it asks",
         )
     if replicas and config.get("min-replicas-to-write", "0") == "0":
         yield (

@@ -79,6 +79,12 @@ def test_a_server_of_the_wrong_kind_is_refused(info: dict[str, Any], told: str) 
         ({"appendonly": "yes", "maxmemory-clients": "0"}, 0, []),
         ({"appendonly": "yes", "maxmemory-clients": "1073741824"}, 0, ["redis cuts off who sends much"]),
         ({"appendonly": "yes", "maxmemory-clients": "5%"}, 0, ["redis cuts off who sends much"]),
+        ({"appendonly": "yes", "client-output-buffer-limit": "normal 0 0 0 slave 256 64 60 pubsub 32 8 60"}, 0, []),
+        (
+            {"appendonly": "yes", "client-output-buffer-limit": "normal 1048576 0 0 slave 0 0 0 pubsub 0 0 0"},
+            0,
+            ["redis cuts off who reads much"],
+        ),
         ({"appendonly": "yes", "cluster-enabled": "no", "cluster-require-full-coverage": "yes"}, 0, []),
         ({"appendonly": "yes", "cluster-enabled": "yes", "cluster-require-full-coverage": "no"}, 0, []),
         (
