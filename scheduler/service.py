@@ -266,10 +266,7 @@ class Scheduler:
         for model, executors in sorted(found.items()):
             named = ", ".join(sorted(executors)[:LOST_NAMED_MAX])
             logs.warning("owners in no list of executors", model=model, executors=len(executors), named=named)
-        self._have_swept(found)
-        if abandoned := await clear_abandoned(self._mesh):
-            named = ", ".join(abandoned[:LOST_NAMED_MAX])
-            logs.warning("inboxes of forgotten executors removed", executors=len(abandoned), named=named)
+        self._have_swept(found.keys() | await clear_abandoned(self._mesh))
         return True
 
     def _have_swept(self, models: Iterable[str]) -> None:

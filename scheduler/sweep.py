@@ -13,22 +13,23 @@ list was removed by hand, or before this scheduler began, and the leader that ha
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import partial
 
 from scheduler.mesh import MeshAccess
 from shared.contract.ids import ExecutorId, SequenceId, Term, model_of
 from shared.contract.limits import SCRIPT_STEPS_MAX
+from shared.contract.messages import inbox_entry
 from shared.contract.record import LIVE, OWNER, STATE
 from shared.process import logs
 from shared.store.commands import Redis
 from shared.store.keyspace import SCHEMA_VERSION, Keyspace
-from shared.store.reading import read_counts, text_of
+from shared.store.membership import REMOVE_EMPTY
+from shared.store.reading import read_counts, text_of, value_of
 from shared.store.redis_py import CONNECTION_LOST
 
 SHARED_BY_SEQUENCES = ("starts", "feed", "inbox", "owned", "spares", "deadlines", "parked", "tenant", "executors")
 """Kinds of keys that many sequences share."""
 KEYS_PER_SCAN = 1000
-REMOVE_EMPTY = "return redis.call('XLEN', KEYS[1]) == 0 and redis.call('DEL', KEYS[1]) or 0"
-"""Removes a stream without entries: no step may come in between."""
 
 
 class SpoiltKeys:
@@ -58,14 +59,15 @@ async def _of_unregistered(mesh: MeshAccess, kind: str) -> list[str]:
     return [key for key in found if not f"{key.partition(f'}}:{kind}:')[2]}:".startswith(registered)]
 
 
-async def clear_abandoned(mesh: MeshAccess) -> list[ExecutorId]:
+async def clear_abandoned(mesh: MeshAccess) -> set[str]:
     """Moves on what lies in the inboxes of dead executors that are not registered, and removes those that are empty
-    then. Returns the executors of these. Raises one of `CONNECTION_LOST`.
+    then. Returns the models of what stays, which by its record is still that executor's. Raises one of
+    `CONNECTION_LOST`.
 
-    A stale replica that has become the primary brings an inbox back whose executor was forgotten meanwhile. If it
-    brings back as well that the executor owns sequences, the inbox stays until those are taken.
+    A stale replica that has become the primary brings an inbox back whose executor was forgotten meanwhile. Or the set
+    of what an executor owned was removed before the executor died: then nobody has taken it over.
     """
-    removed: list[ExecutorId] = []
+    removed, left = list[ExecutorId](), set[str]()
     for key in await _of_unregistered(mesh, "inbox"):
         shard = next(shard for shard in mesh.keys.shards if key.startswith(mesh.keys.base(shard)))
         executor = ExecutorId(key.partition("}:inbox:")[2])
@@ -75,7 +77,13 @@ async def clear_abandoned(mesh: MeshAccess) -> list[ExecutorId]:
         await mesh.scripts.drain_whole(executor, shard=shard)
         if await mesh.redis.eval(REMOVE_EMPTY, 1, key):
             removed.append(executor)
-    return removed
+        for entry, fields in await mesh.redis.xrange(key, count=SCRIPT_STEPS_MAX):
+            read = value_of(key, fields, partial(inbox_entry, entry), field=text_of(entry))
+            left |= {model_of(read.sequence)} if read is not None else set()
+    if removed:
+        named = ", ".join(removed[:SCRIPT_STEPS_MAX])
+        logs.warning("inboxes of forgotten executors removed", executors=len(removed), named=named)
+    return left
 
 
 async def stranded(mesh: MeshAccess) -> dict[str, set[ExecutorId]]:

@@ -24,6 +24,10 @@ from shared.store.vital import vital
 
 UNKNOWN_PID = -1
 """Process id in the place of a registration that could not be read."""
+REMOVE_EMPTY = """#!lua flags=allow-oom
+return redis.call('XLEN', KEYS[1]) == 0 and redis.call('DEL', KEYS[1]) or 0
+"""
+"""Removes a stream without entries, if it is one at that moment."""
 
 _registration_decoder = msgspec.json.Decoder(ExecutorRegistration)
 _record_decoder = msgspec.json.Decoder(ModelRecord)
@@ -113,7 +117,8 @@ class Membership:
         # No transaction: a Redis without memory refuses one, whatever it does.
         async with self._redis.pipeline(transaction=False) as pipe:
             for shard in self._keys.shards:
-                pipe.delete(self._keys.inbox(shard, executor))
+                # Steps of a sequence that by its record is still there would be lost (`scheduler.sweep` finds them).
+                pipe.eval(REMOVE_EMPTY, 1, self._keys.inbox(shard, executor))
             pipe.hdel(self._keys.executors, executor)
             *_, removed = await pipe.execute()
         return bool(removed)

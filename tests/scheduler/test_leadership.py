@@ -899,6 +899,31 @@ async def test_an_inbox_that_comes_back_after_its_executor_was_forgotten_is_empt
     await stage.commands.delete(stage.keys.inbox(shard, living), stage.keys.executor_lease(living))
 
 
+@pytest.mark.leaves_sequences
+async def test_steps_of_what_an_executor_owned_are_found_though_the_set_of_it_was_removed_before_it_died(
+    stage: Stage,
+) -> None:
+    """Nobody takes these sequences over, and their executor is forgotten, but not what lies in its inbox."""
+    old = await stage.join("e1")
+    async with stage.scheduler(forget_after_ms=1_000):
+        await stage.begin(1)
+        await stage.commands.delete(stage.keys.owned(ShardId(0), old, MODEL))
+        await stage.join("e2")
+        await stage.kill(old)
+
+        async def is_forgotten() -> bool:
+            return not await stage.commands.hexists(stage.keys.executors, old)
+
+        await stage.until(is_forgotten)
+    async with stage.scheduler():
+
+        async def is_taken() -> bool:
+            return {step.step for step in await stage.inbox(ExecutorId("e2"))} == {1}
+
+        await stage.until(is_taken)
+        assert "e2" == (await stage.record(1))["ow"]
+
+
 async def is_led(scheduler: Scheduler, after: Term) -> bool:
     """Whether a leader of a later term leads."""
     leader = scheduler.leaders.get(MODEL)

@@ -36,14 +36,19 @@ async def test_a_model_s_record_is_decoded_once_and_again_when_it_has_changed(re
 
 
 async def test_who_is_removed_leaves_no_inbox(redis: Any, key_prefix: str) -> None:
+    """Unless something lies there still."""
     keys = Keyspace(key_prefix, 2)
     membership, executor = Membership(redis, keys), ExecutorId("e1")
     await membership.register(ExecutorRegistration(executor, "e", "host", 1, 0, ()), lease_ms=60_000)
     inboxes = [keys.inbox(shard, executor) for shard in keys.shards]
     for inbox in inboxes:
         await redis.xadd(inbox, {"k": "owned"})
+    await redis.xtrim(inboxes[1], maxlen=0)
 
     assert [True, False] == [await membership.remove(executor) for _ in range(2)]
+    assert [1, 0] == [await redis.exists(inbox) for inbox in inboxes]
+    await redis.xtrim(inboxes[0], maxlen=0)
+    assert not await membership.remove(executor)
     assert 0 == await redis.exists(*inboxes)
 
 
