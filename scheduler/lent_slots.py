@@ -36,7 +36,6 @@ class LentSlots:
         self._key = mesh.keys.lent(model)
         self._model = model
         self._term = term
-        self._is_needed = len(mesh.redis.apart(mesh.keys.bases())) > 1
         self._noted: dict[str, str] = {}
         self.counts = False
 
@@ -44,7 +43,7 @@ class LentSlots:
         """Reads what is noted. From now on no older leader notes anything. Raises one of CONNECTION_LOST, or
         ResponseError FENCED.
         """
-        if not self._is_needed:
+        if not self._mesh.is_of_servers:
             return
         (found,) = await self._mesh.links.ask([("HGETALL", self._key)])
         noted = dict(zip(map(text_of, found[::2]), map(text_of, found[1::2]), strict=True))
@@ -66,7 +65,7 @@ class LentSlots:
 
     async def lend(self, slots: Iterable[tuple[SlotAddress, ShardId]]) -> None:
         """Notes slots that are to be given to sequences of these shards, where that is new. Raises as `begin`."""
-        if self._is_needed:
+        if self._mesh.is_of_servers:
             lent = {str(place): str(shard) for place, shard in slots}
             await self._note({place: shard for place, shard in lent.items() if self._noted.get(place) != shard})
 
@@ -74,7 +73,7 @@ class LentSlots:
         """Notes what was found when all shards were read, and removes notes about executors that are gone. From now on
         the notes count.
         """
-        if not self._is_needed:
+        if not self._mesh.is_of_servers:
             return
         read = {note[0]: self._read(note) for note in self._noted.items()}
         await self._note({name: "" for name, at in read.items() if at is None or at[0].executor not in state.executors})

@@ -82,7 +82,8 @@ class MeshAccess:
     """One Redis with its keys and scripts, and what all leaders of a scheduler share of it. Its client is made without
     retries.
 
-    run  that its connections are bound to; None: they are bound to none
+    run            that its connections are bound to; None: they are bound to none
+    is_of_servers  whether it is a Cluster: several servers, one of which may be away
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class MeshAccess:
         self.membership = membership
         self.tracing = tracing
         self.run = run or ServerRun()
+        self.is_of_servers = len(redis.apart(keys.bases())) > 1
         self.links = SharedLinks(redis)
         self.polls = Polls(membership)
         self.reach = Reach(redis, keys)

@@ -393,6 +393,8 @@ class Scheduler:
         And ends all that lead a shard whose server is silent. They share a few connections, and by themselves would
         find out a few at a time, each few after the time limit of an answer.
         """
+        if not self._mesh.is_of_servers:
+            return False
         lost = await self._mesh.reach.lost()
         silent = {shard for shard, cause in lost.items() if isinstance(cause, RedisTimeoutError)}
         deaf: list[str] = []
