@@ -431,30 +431,44 @@ class ModelRepository:
         *,
         by_content: bool,
     ) -> ServedVersion:
-        """A version as its files are now: the known one if they are the same, else one that is made."""
-        present = self._fingerprint_of(loaded, number, by_content=by_content)
-        if known is not None and known.fingerprint == present:
-            return known
-        goes_on = known is not None and known.fingerprint.content == present.content
-        load = known.statistics.load if known and goes_on else ModelLoad(loaded.config.name, str(number), generation)
-        served = self._serve(loaded, load, present, backends)
-        try:
-            is_cached = served.config.response_cache and not served.config.ensemble
-            scope = self._fingerprint_of(loaded, number, by_content=True).content if is_cached else ""
-            return replace(served, files=taken, cache_scope=scope, mark=self._state_mark(loaded, served))
-        except BaseException:
-            close_now(served)
-            raise
-
-    def _state_mark(self, loaded: LoadedConfig, served: ServedVersion) -> str:
-        """The mark of a version (`ServedVersion.mark`). It is the same on all executors with the same files. If only
-        the engine holds the states, the mark is unique: no other load can use them.
+        """A version as its files are now: the known one if they are the same, else one that is made. If they change
+        meanwhile it is made once more, so that its mark is that of what every instance has loaded.
         """
-        if not self.reloads or served.config.sequence_batching is None:
-            return ""
-        if not served.config.recoverable:
-            return secrets.token_hex(8)
-        return self._fingerprint_of(loaded, int(served.version), by_content=True).content
+        for is_last in (False, True):
+            present = self._fingerprint_of(loaded, number, by_content=by_content)
+            if known is not None and known.fingerprint == present:
+                return known
+            goes_on = known is not None and known.fingerprint.content == present.content
+            load = (
+                known.statistics.load if known and goes_on else ModelLoad(loaded.config.name, str(number), generation)
+            )
+            served = self._serve(loaded, load, present, backends)
+            try:
+                made = self._marked(loaded, replace(served, files=taken))
+                is_shared = made.cache_scope or (made.mark and made.config.recoverable)
+                if not is_shared or self._fingerprint_of(loaded, number, by_content=by_content) == present:
+                    return made
+            except BaseException:
+                close_now(served)
+                raise
+            logs.warning("model changed while it was loaded", model=load.model, version=number)
+            if not is_last:
+                close_now(served)
+        # A model that writes into its folder with every load: it is served, and has its states to itself.
+        return replace(made, cache_scope="", mark=made.mark and secrets.token_hex(8))
+
+    def _marked(self, loaded: LoadedConfig, served: ServedVersion) -> ServedVersion:
+        """A version with what is the same on all executors with the same files: mark and cache scope. If only the
+        engine holds the states, the mark is unique: no other load can use them.
+        """
+        config = served.config
+        is_cached = config.response_cache and not config.ensemble
+        has_states = self.reloads and config.sequence_batching is not None
+        content = ""
+        if is_cached or (has_states and config.recoverable):
+            content = self._fingerprint_of(loaded, int(served.version), by_content=True).content
+        mark = (content if config.recoverable else secrets.token_hex(8)) if has_states else ""
+        return replace(served, cache_scope=content if is_cached else "", mark=mark)
 
     def _fingerprint_of(self, loaded: LoadedConfig, version: int, *, by_content: bool) -> Fingerprint:
         backend_dir = folder_of(loaded.config.backend, self.backend_dirs)

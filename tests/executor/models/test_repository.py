@@ -660,6 +660,65 @@ async def test_cached_answers_belong_to_the_content_of_a_versions_files(tmp_path
     assert [{}, {}] == plain
 
 
+def changed_meanwhile(model: str, when: str) -> str:
+    """Code of a model whose file has another VALUE when its `initialize` returns, if `when` holds."""
+    return f"""{(SAMPLES / model / "1" / "model.py").read_text()}
+import os
+
+VALUE = 1
+
+
+def initialize(self, args):
+    path = os.path.join(args["model_repository"], args["model_version"], "model.py")
+    with open(os.path.join(args["model_repository"], "..", "loads.txt"), "a") as loads:
+        print(VALUE, file=loads)
+    if {when}:
+        with open(path) as file:
+            code = file.read()
+        with open(path, "w") as file:
+            file.write(code.replace(f"VALUE = {{VALUE}}", f"VALUE = {{VALUE + 1}}", 1) + "#")
+
+
+TritonPythonModel.initialize = initialize
+"""
+
+
+@pytest.mark.parametrize("parameters", ["", "response_cache { enable: true }"], ids=["states", "cached answers"])
+async def test_files_that_change_while_a_version_is_loaded_are_loaded(folder: Path, parameters: str) -> None:
+    """What two executors take for the same model is the same code."""
+    model = "add_sub" if parameters else "running_sum"
+    if parameters:
+        shutil.copytree(SAMPLES / model, folder / model, ignore=shutil.ignore_patterns("__pycache__"))
+        with (folder / model / "config.pbtxt").open("a") as config:
+            config.write(parameters)
+    (folder / model / "1" / "model.py").write_text(changed_meanwhile(model, "VALUE == 1"))
+    repository, other = (ModelRepository((folder,), Devices()) for _ in range(2))
+
+    (here,), (there,) = (one.load(model).versions for one in (repository, other))
+
+    assert ["1", "2", "2"] == (folder / "loads.txt").read_text().split()
+    assert (here.mark, here.cache_scope) == (there.mark, there.cache_scope)
+    assert [here] == repository.load(model).versions
+    for one in (repository, other):
+        await one.close()
+
+
+async def test_a_version_whose_files_change_with_each_load_is_served_and_shares_nothing(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder / "running_sum" / "1" / "model.py").write_text(changed_meanwhile("running_sum", "True"))
+    repository, other = (ModelRepository((folder,), Devices()) for _ in range(2))
+
+    (here,), (there,) = (one.load("running_sum").versions for one in (repository, other))
+
+    assert here.mark != there.mark
+    assert "" not in (here.mark, there.mark)
+    assert "model changed while it was loaded" in caplog.text
+    assert ["1", "2", "3", "4"] == (folder / "loads.txt").read_text().split()
+    for one in (repository, other):
+        await one.close()
+
+
 def test_a_load_that_costs_the_process_its_gpu_is_no_refused_model(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,8 @@ from unittest.mock import Mock
 import pytest
 import s3fs
 
+from executor.engine.base import Engine, LoadRequest
+from executor.engine.python.backend import PythonBackend
 from executor.models.loader import Loader
 from executor.models.polling import Polling
 from executor.models.repository import ModelRepository, NoSuchModelError
@@ -189,6 +191,25 @@ async def test_a_model_that_changes_while_it_is_fetched_is_never_loaded_half(
     with pytest.raises(UnreachableError, match="changes while it is fetched"):
         repository.load("running_sum")
     assert [served] == repository.loaded["running_sum"].versions
+
+
+async def test_what_changes_in_the_store_while_a_model_is_loaded_is_no_part_of_its_mark(
+    repository: ModelRepository, store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    location = parse_location(store.url())
+    other = ModelRepository(open_sources([location], tmp_path / "other cache", 1 << 20), Devices())
+    (before,) = other.load("running_sum").versions
+    load = PythonBackend.load
+
+    def changing(self: PythonBackend, request: LoadRequest) -> Engine:
+        store.put("models/running_sum/1/model.py", f"# Changed.\n{CODE}")
+        return load(self, request)
+
+    monkeypatch.setattr(PythonBackend, "load", changing)
+
+    assert [before.mark] == [served.mark for served in repository.load("running_sum").versions]
+    assert [before.mark] != [served.mark for served in other.load("running_sum").versions]
+    await other.close()
 
 
 async def test_an_object_that_goes_while_it_is_fetched_is_a_change(
