@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from executor.configuration.load import LoadedConfig
+from executor.configuration.version_files import lines, lines_of_version
 
 SERVED_BY = ("dynamic_batching", "model_warmup", "optimization", "response_cache")
 BATCHED_BY = ("direct", "oldest", "max_sequence_idle_microseconds")
@@ -32,9 +32,6 @@ PARAMETERS = (
 """Parts of the configuration, of `sequence_batching` and of the parameters on which a state that the mesh holds does
 not depend: they say how the model is served. In Triton they end sequences too.
 """
-CONFIG_FILES = ("config.pbtxt", "configs")
-"""Not counted as files, because the parsed configuration is counted."""
-UNSEEN = ("__pycache__",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +62,7 @@ def fingerprint(
         # Elsewhere only the engine holds the state, so a change of the instances ends the sequences.
         _leave_out(config, ("instance_group",))
     parts = [json.dumps(config, sort_keys=True)]
-    # Other versions' folders do not count: a change there leaves this version as it is.
-    others = {path.name for path in loaded.model_dir.iterdir() if path.name.isdigit()} - {str(version)}
-    parts += _lines(loaded.model_dir, by_content=by_content, skip=others | {*CONFIG_FILES})
-    if backend_dir is not None:
-        parts += [f"backend {line}" for line in _lines(backend_dir, by_content=by_content, skip=())]
+    parts += lines_of_version(loaded.model_dir, str(version), backend_dir, by_content=by_content)
     return Fingerprint(_digest(parts), _digest([rest]))
 
 
@@ -82,39 +75,7 @@ def folder_fingerprint(folder: Path) -> str:
     """A text that changes when anything in a model's directory changes.
     Raises OSError if the directory cannot be read.
     """
-    return _digest(_lines(folder, by_content=False, skip=frozenset()))
-
-
-def _lines(folder: Path, *, by_content: bool, skip: Collection[str]) -> Iterator[str]:
-    for path in _files(folder, skip):
-        state = _content(path) if by_content else str(path.stat().st_mtime_ns)
-        yield f"{path.relative_to(folder)} {path.stat().st_size} {state}"
-
-
-def _content(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _files(folder: Path, skip: Collection[str]) -> Iterator[Path]:
-    """Every file of a model's directory, in a fixed order. skip: names in the directory itself that are left out"""
-    for path in sorted(folder.iterdir()):
-        if path.name not in skip and path.name not in UNSEEN and not path.name.startswith("."):
-            yield from _below(path, ())
-
-
-def _below(path: Path, above: tuple[tuple[int, int], ...]) -> Iterator[Path]:
-    """The file itself, or every file of the folder. above: the folders that lead here, to which links may lead back"""
-    if path.is_file():
-        yield path
-    elif path.is_dir():
-        state = path.stat()
-        here = (state.st_dev, state.st_ino)
-        # Of a folder that may not be read, the model reads nothing either.
-        if here not in above and os.access(path, os.R_OK | os.X_OK):
-            for inner in sorted(path.iterdir()):
-                if inner.name not in UNSEEN:
-                    yield from _below(inner, (*above, here))
+    return _digest(lines(folder))
 
 
 def _digest(parts: Iterable[str]) -> str:

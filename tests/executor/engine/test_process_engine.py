@@ -291,14 +291,14 @@ def test_a_batch_that_hangs_ends_its_process_alone_and_says_where(
 
 
 def test_processes_that_cannot_start_are_waited_for_and_the_instance_is_not_ready(
-    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+    workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = loaded(workshop, DECLARED, sum_config(declares=True))
+    breaks = tmp_path / "breaks"
+    broken = f"if os.path.exists({str(breaks)!r}): raise ValueError('it is broken now')"
+    engine = loaded(workshop, f"{DECLARED}\n        {broken}", sum_config(declares=True))
     assert [5] == answers(engine, row(0, 5, start=True))
     assert engine.is_ready()
-    path = workshop.version_dir("sum") / "model.py"
-    code = path.read_text()
-    path.write_text("raise ValueError('it is broken now')")
+    breaks.touch()
     clock = SimpleNamespace(now=time.monotonic())
     monkeypatch.setattr(current_process, "time", SimpleNamespace(monotonic=lambda: clock.now))
     kill(engine)
@@ -307,9 +307,29 @@ def test_processes_that_cannot_start_are_waited_for_and_the_instance_is_not_read
     assert "has no process: the last one could not be started again: " in str(text)
     assert "it is broken now" in str(text)
     assert not engine.is_ready()
-    path.write_text(code)
+    breaks.unlink()
     clock.now += 60
     assert engine.is_ready()
+    assert [6] == answers(engine, row(0, 1)), "its state waited"
+
+
+def test_no_process_goes_on_with_the_states_of_other_files(workshop: Workshop) -> None:
+    """What another process would load may be another model than that of the states, and of the other instances."""
+    engine = loaded(workshop, DECLARED, sum_config(declares=True))
+    assert [5] == answers(engine, row(0, 5, start=True))
+    path = workshop.version_dir("sum") / "model.py"
+    code, times = path.read_text(), path.stat()
+    (path.parent / "written by the model").touch()
+    path.write_text(code.replace("+ value", "- value"))
+    kill(engine)
+
+    text = [answers(engine, row(0, 1)) for _ in range(3)][-1]
+    assert "1/model.py of model 'sum' was changed since: load the model again" in str(text)
+    assert not engine.is_ready()
+    path.write_text(code)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    while not engine.is_ready():
+        time.sleep(0.01)
     assert [6] == answers(engine, row(0, 1)), "its state waited"
 
 

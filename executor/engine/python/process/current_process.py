@@ -9,6 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from executor.configuration.version_files import lines_of_version
+from executor.engine.base import LoadRequest
 from executor.engine.python.process.environments import EXECUTORS_OWN, Environment
 from executor.engine.python.process.instance_process import CannotStartError, InstanceProcess, ProcessLostError
 from executor.engine.python.process.messages import Answer, Answered, Call, Load, Loaded, Raised
@@ -50,6 +52,7 @@ class CurrentProcess:
         self._environment = environment
         self._answered = answered
         self._lost = lost
+        self._files = _lines(load.request)
         self._restarts = Restarts()
         self.is_first = True
         self.limit_s = 0.0
@@ -111,11 +114,28 @@ class CurrentProcess:
                     f"started in {wait_s:.1f} s"
                 )
             try:
+                self._check_files()
                 self.now, self.abilities = self._started(self._start_limit_s)
             except (ProcessLostError, CannotStartError, ModelError) as error:
                 reason = error.message if isinstance(error, ModelError) else str(error)
                 self._restarts.ended(f"could not be started again: {reason}", time.monotonic())
                 logs.error("instance has no process", instance=self._instance, cause=self._restarts.reason)
+
+    def _check_files(self) -> None:
+        """Raises CannotStartError if the process would load another model: the states that it gets, and the other
+        instances, belong to the one that was loaded.
+        """
+        request = self._load.request
+        if request.config.sequence_batching is None:
+            return
+        try:
+            gone = self._files.difference(_lines(request))
+        except OSError as error:
+            raise CannotStartError(f"the files of model '{request.config.name}' cannot be read: {error}") from error
+        # What has come since may be the model's own.
+        if gone:
+            path = min(gone).rsplit(" ", 2)[0]
+            raise CannotStartError(f"{path} of model '{request.config.name}' was changed since: load the model again")
 
     def call(self, call: Call) -> Answer:
         """Makes a call. Raises what the instance raised, or ProcessLostError."""
@@ -159,6 +179,11 @@ class CurrentProcess:
             process.close()
         # Engines are circles, and what the environment's archive was unpacked to is not to wait for the collector.
         self._environment = EXECUTORS_OWN
+
+
+def _lines(request: LoadRequest) -> frozenset[str]:
+    code_dir = request.code.parent if request.code else None
+    return frozenset(lines_of_version(request.model_dir, request.version, code_dir))
 
 
 def _checked(answer: Answer) -> Answer:
