@@ -4,6 +4,8 @@ hangs.
 Who waits for an import that has taken `LIMIT_S` goes on without it: what that import has added to `sys.path` and
 `sys.modules` is taken away. Should it go on by itself, it finds the files of no model any more, and may meet what
 another one has imported. So its load fails, whatever became of it.
+
+The end of a model waits for no import: what it takes away goes when the import that is under way has ended.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import logging
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
@@ -66,15 +69,39 @@ class ImportTurn:
 class ImportTurns:
     def __init__(self) -> None:
         self._latest = ImportTurn()
+        self._due: deque[Callable[[], None]] = deque()
 
     @contextmanager
     def alone(self) -> Generator[ImportTurn]:
         """Within the block no other thread is in such a block, but one whose import was given up."""
         turn = self._entered()
         try:
+            self._make_up()
             yield turn
         finally:
             turn.lock.release()
+            self.soon()
+
+    def soon(self, *changes: Callable[[], None]) -> None:
+        """Makes changes at once if nobody is in such a block, or else before anybody enters the next one. They must not
+        raise. Waits for nothing.
+        """
+        self._due += changes
+        while self._due:
+            turn = self._latest
+            while turn.next is not None:
+                turn = turn.next
+            if not turn.lock.acquire(blocking=False):
+                # Whoever has it looks again when it is free.
+                return
+            try:
+                self._make_up()
+            finally:
+                turn.lock.release()
+
+    def _make_up(self) -> None:
+        while self._due:
+            self._due.popleft()()
 
     def _entered(self) -> ImportTurn:
         turn = self._latest

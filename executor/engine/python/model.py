@@ -26,6 +26,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from importlib.abc import PathEntryFinder
 from importlib.machinery import (
     EXTENSION_SUFFIXES,
@@ -159,18 +160,19 @@ def keep_importable(directory: Path) -> None:
 def forget(code: InstanceCode, directory: Path | None = None) -> None:
     """Undoes the import of a model, and `keep_importable` if its directory is given."""
     forget_families(code)
-    with _turns.alone():
-        code.forget()
-        if directory is None:
-            return
-        for folder in _searched(directory):
-            _importable[str(folder)] -= 1
-            if _importable[str(folder)] == 0:
-                del _importable[str(folder)]
-                _leave_path(folder)
-                _forget_finders(folder)
-                _drop_siblings(folder, set(sys.modules))  # what methods imported: the next load may find new code
-        _leave_package(directory)
+    undone = [code.forget] if directory is None else [code.forget, partial(_not_importable, directory)]
+    _turns.soon(*undone)
+
+
+def _not_importable(directory: Path) -> None:
+    for folder in _searched(directory):
+        _importable[str(folder)] -= 1
+        if _importable[str(folder)] == 0:
+            del _importable[str(folder)]
+            _leave_path(folder)
+            _forget_finders(folder)
+            _drop_siblings(folder, set(sys.modules))  # what methods imported: the next load may find new code
+    _leave_package(directory)
 
 
 CallBlock = Callable[[], AbstractContextManager[object]]

@@ -132,6 +132,21 @@ def test_imports_wait_for_each_other(tmp_path: Path, slow: SimpleNamespace) -> N
         forget(code, tmp_path / name / "1")
 
 
+def test_the_end_of_a_model_waits_for_no_import(tmp_path: Path, slow: SimpleNamespace) -> None:
+    path = list(sys.path)
+    _, code = another(tmp_path / "b" / "1")
+    with ThreadPoolExecutor() as pool:
+        hanging = importing(pool, tmp_path, "a")
+        assert slow.begun.wait(60)
+        pool.submit(forget, code, tmp_path / "b" / "1").result(60)
+        slow.go_on.set()
+
+    _, other = hanging.result()
+    forget(other, tmp_path / "a" / "1")
+    assert path == sys.path
+    assert not {code.name, other.name} & sys.modules.keys()
+
+
 def test_an_import_that_hangs_is_given_up_by_the_next_one_and_leaves_it_nothing(
     tmp_path: Path, slow: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
