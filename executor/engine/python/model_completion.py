@@ -24,7 +24,7 @@ import msgspec
 
 from executor.engine.python.instance_code import InstanceCode
 from executor.engine.python.model import called, error_text, forget, import_model_class, takes
-from executor.engine.python.process.environments import EXECUTORS_OWN, Environment
+from executor.engine.python.process.environments import EXECUTORS_OWN, Environment, end_with_children
 from executor.engine.python.triton_python_backend_utils import ModelConfig
 from shared.contract.errors import ConfigError, LoadError
 from shared.process.endings import ending
@@ -75,7 +75,7 @@ def completed_apart(
             "(setting auto_complete_timeout_secs)"
         ) from None
     finally:
-        _end(process)
+        end_with_children(process)
     try:
         outcome = msgspec.json.decode(answer, type=CompletionResult)
     except msgspec.DecodeError:
@@ -149,13 +149,3 @@ def _completed(model_class: type[Any], config_json: str, code: InstanceCode) -> 
 
 def _name(config_json: str) -> str:
     return json.loads(config_json).get("name", "")
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kills the process, if it still runs, and what it started."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    for stream in (process.stdin, process.stdout):
-        if stream is not None:
-            stream.close()

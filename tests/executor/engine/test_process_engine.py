@@ -16,6 +16,7 @@ import threading
 import time
 import venv
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,7 +34,7 @@ from executor.engine.python.calls import CallAnswer
 from executor.engine.python.model_metrics import custom_families
 from executor.engine.python.process import current_process, environments, instance_process
 from executor.engine.python.process.engine import ProcessEngine
-from executor.engine.python.process.environments import environment_of
+from executor.engine.python.process.environments import Environment, environment_of
 from executor.engine.python.process.instance_process import InstanceProcess
 from executor.engine.python.process.messages import CallAnswered, Run
 from executor.models.repository import ModelRepository
@@ -886,6 +887,37 @@ def test_an_environment_is_activated_with_the_scripts_of_its_packages(tmp_path: 
     assert str(folder) == variables["CONDA_PREFIX"]
     assert variables["PATH"].startswith(f"{folder}/bin{os.pathsep}")
     assert not {"PRIVATE", "TERM"} & variables.keys()
+
+
+def test_a_script_of_activation_that_hangs_fails_its_load_and_holds_up_no_other_archive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing that it has started is left."""
+    begun = tmp_path / "begun"
+    for name, text in {"hangs": f"sleep 600 & echo $! > {begun}; wait", "quick": "export DATA=1"}.items():
+        with tarfile.open(tmp_path / f"{name}.tar", "w") as archive:
+            archive.add(bare_environment(tmp_path / name, script=text), arcname="")
+    monkeypatch.setattr(environments, "ACTIVATION_LIMIT_S", 3600.0)
+
+    def environment(name: str) -> Environment:
+        return environment_of({"EXECUTION_ENV_PATH": str(tmp_path / f"{name}.tar")}, tmp_path)
+
+    with ThreadPoolExecutor() as pool:
+        waits = pool.submit(environment, "hangs")
+        while not begun.exists() or not begun.read_text():
+            time.sleep(0.01)
+        assert "1" == pool.submit(environment, "quick").result(60).variables["DATA"]
+        os.kill(int(begun.read_text()), signal.SIGKILL)
+        assert waits.result(60).folder is not None
+
+    monkeypatch.setattr(environments, "ACTIVATION_LIMIT_S", 0.5)
+    begun.unlink()
+    (tmp_path / "hangs.tar").touch()
+    with pytest.raises(LoadError, match=r"bash cannot run .*/script\.sh: they take longer than 0\.5 s"):
+        environment("hangs")
+    if begun.exists() and (child := begun.read_text().strip()):
+        while Path(f"/proc/{child}").exists() and ") Z " not in Path(f"/proc/{child}/stat").read_text():
+            time.sleep(0.01)
 
 
 @pytest.mark.parametrize("status", [0, 3])

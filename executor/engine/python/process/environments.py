@@ -13,11 +13,13 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 import tarfile
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from weakref import WeakValueDictionary, finalize
@@ -69,8 +71,14 @@ class Environment:
 
 EXECUTORS_OWN = Environment(sys.executable)
 
-_unpacked: WeakValueDictionary[tuple[str, int, int], Environment] = WeakValueDictionary()
-_unpacking = threading.Lock()
+ACTIVATION_LIMIT_S = 60.0
+"""Time for the scripts of an environment: they set variables."""
+
+Archive = tuple[str, int, int]
+_unpacked: WeakValueDictionary[Archive, Environment] = WeakValueDictionary()
+_turns: WeakValueDictionary[Archive, threading.Lock] = WeakValueDictionary()
+"""Who unpacks an archive has its lock. A large one takes minutes, and holds up no other."""
+_looking = threading.Lock()
 
 
 def environment_of(parameters: Mapping[str, str], model_dir: Path) -> Environment:
@@ -86,9 +94,11 @@ def environment_of(parameters: Mapping[str, str], model_dir: Path) -> Environmen
         return _in_folder(path)
     if not path.is_file():
         raise LoadError(f"parameter '{ENVIRONMENT}' names {path}, and there is no such folder or archive")
-    with _unpacking:
-        found = path.stat()
-        key = (str(path.resolve()), found.st_mtime_ns, found.st_size)
+    found = path.stat()
+    key = (str(path.resolve()), found.st_mtime_ns, found.st_size)
+    with _looking:
+        turn = _turns.setdefault(key, threading.Lock())
+    with turn:
         environment = _unpacked.get(key)
         if environment is None:
             environment = _unpacked[key] = _from_archive(path)
@@ -145,13 +155,30 @@ def _after(scripts: Sequence[str], variables: Mapping[str, str]) -> dict[str, st
     command = ["bash", "-c", 'for script; do . "$script" >&2; done; exec env -0', "bash", *scripts]
     told = f"parameter '{ENVIRONMENT}': bash cannot run {', '.join(scripts)}"
     try:
-        shell = subprocess.run(command, env=variables, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=False)
+        shell = subprocess.Popen(
+            command, env=variables, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True
+        )
     except OSError as error:
         raise LoadError(f"{told}: {error}") from error
-    if not shell.stdout:
+    try:
+        output, _ = shell.communicate(timeout=ACTIVATION_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        end_with_children(shell)
+        raise LoadError(f"{told}: they take longer than {ACTIVATION_LIMIT_S:g} s") from None
+    if not output:
         raise LoadError(f"{told}: one of them ended it with status {shell.returncode}")
-    said = (os.fsdecode(one).partition("=") for one in shell.stdout.split(b"\0") if one)
+    said = (os.fsdecode(one).partition("=") for one in output.split(b"\0") if one)
     return {name: value for name, _, value in said}
+
+
+def end_with_children(process: subprocess.Popen[bytes]) -> None:
+    """Kills the process, if it still runs, and what it started, if it leads a session."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            stream.close()
 
 
 def _folder_of(package: str) -> Path:
