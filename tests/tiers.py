@@ -70,6 +70,7 @@ PROGRAMS = frozenset(
         "executor/models/test_configuration_choice.py",
         "executor/remote/test_repository.py",
         "shared/process/test_collector.py",
+        "shared/process/test_forked_logs.py",
         "shared/process/test_lifecycle.py",
         "shared/store/test_health.py",
         "shared/traces/test_tracing.py",

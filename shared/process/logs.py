@@ -110,7 +110,7 @@ def configure(level: str, style: str, *, stream: TextIO | None = None, **bound: 
     style  text or json
     bound  fields of every line, for instance the process's name
     """
-    handler = logging.StreamHandler(stream or _standard_error())
+    handler = logging.StreamHandler(stream or StandardError())
     handler.setFormatter(JsonLines(bound) if style == "json" else TextLines(bound))
     handler.addFilter(WithoutRepeats())
     root = logging.getLogger()
@@ -125,12 +125,20 @@ def configure(level: str, style: str, *, stream: TextIO | None = None, **bound: 
     logging.captureWarnings(capture=True)
 
 
-def _standard_error() -> TextIO:
-    """Neither `sys.stderr` nor its descriptor: a model that closes one of them would end the log, and a connection that
-    gets the same number would get the lines.
+class StandardError:
+    """Standard error as it is now. Neither `sys.stderr` nor its descriptor: a model that closes one of them would end
+    the log, and a connection that gets the same number would get the lines. And no file of Python's: that has a lock,
+    which a process that a model forks may inherit from a thread that writes, and would wait for it for ever.
     """
-    own, encoding = os.dup(2), sys.stderr.encoding
-    return open(own, "w", encoding=encoding, errors="backslashreplace", buffering=1, closefd=False)
+
+    def __init__(self) -> None:
+        self._descriptor = os.dup(2)
+        self._encoding = sys.stderr.encoding
+
+    def write(self, text: str) -> None:
+        rest = text.encode(self._encoding, "backslashreplace")
+        while rest:
+            rest = rest[os.write(self._descriptor, rest) :]
 
 
 def choose(levels: Collection[Level]) -> None:

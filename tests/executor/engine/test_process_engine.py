@@ -477,6 +477,41 @@ def test_a_model_that_closes_its_output_and_leaves_a_thread_behind_ends_in_order
     assert 0 == process.returncode
 
 
+FORKS = """
+        def initialize(self, args):
+            import threading
+            for _ in range(3):
+                threading.Thread(target=self.log, daemon=True).start()
+
+        def log(self):
+            while True:
+                pb_utils.Logger.log_info("x" * 4000)
+
+        def sum(self, request, value):
+            for _ in range(50):
+                if (child := os.fork()) == 0:
+                    signal.alarm(60)
+                    pb_utils.Logger.log_info("from a child")
+                    os._exit(0)
+                value = value * (os.waitpid(child, 0)[1] == 0)
+            return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", value)])
+"""
+
+
+def test_a_process_that_a_model_forks_says_nothing_in_the_place_of_its_instance(
+    workshop: Workshop, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Nor does it wait for a lock that a thread of the instance had when it was copied."""
+    config = plain_config(
+        "sum", "python", inputs=[TensorSpec("INPUT", "INT32", (1,))], outputs=[TensorSpec("OUTPUT", "INT32", (1,))]
+    )
+    engine = loaded(workshop, FORKS, config)
+
+    assert [7] == answers(engine, row(0, 7))
+
+    assert 50 == capfd.readouterr().err.count("from a child")
+
+
 def test_what_the_model_logs_and_counts_is_the_executor_s(
     workshop: Workshop, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

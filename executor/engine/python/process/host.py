@@ -160,6 +160,7 @@ class Side:
 
     def __init__(self, frames: Frames) -> None:
         self._frames = frames
+        self._process = os.getpid()
         # Re-entrant: the collector of garbage may have something sent on a thread that sends (`RemoteAnswers.end`).
         self._sending = threading.RLock()
         self._due: deque[bytes] = deque()
@@ -202,8 +203,17 @@ class Side:
                 answers.not_wanted()
         return answers
 
+    @property
+    def is_forked(self) -> bool:
+        """Whether this is not the instance's process, but one that the model has forked. It must say nothing here: its
+        words would come among those of the instance, whose threads may have held any lock when they were copied.
+        """
+        return os.getpid() != self._process
+
     def send(self, note: messages.Note) -> None:
         """Says something. If the executor has ended, nobody needs it."""
+        if self.is_forked:
+            raise RuntimeError("a process that a model has forked answers no request")
         self._send(messages.encode(note))
 
     def count(self) -> None:
@@ -291,6 +301,9 @@ class Forwarding(logging.Handler):
             fields: dict[Any, Any] = getattr(record, "fields", {})
             text = self.format(record)[:_TEXT_MAX].encode(errors="replace").decode()
             said = {sendable(str(name)): sendable(str(value)) for name, value in fields.items()}
+            if self._side.is_forked:
+                os.write(2, f"{text}\n".encode())
+                return
             self._side.send(messages.LogLine(record.levelno, text, said))
         except Exception:  # noqa: BLE001 - the model logs with wrong arguments: as everywhere, it goes on
             self.handleError(record)
