@@ -320,8 +320,12 @@ class EngineWorker:
         if self._releases is not None:
             self._forget(self._releases.release_all)
         if self._frees_slots:
-            for slot in slots:
-                self._forget(self._engine.drop_state, slot)
+            # One call: a future for each slot would hold up the loop, which renews the lease, for seconds.
+            self._forget(self._drop_all, slots)
+
+    def _drop_all(self, slots: Sequence[SlotIndex]) -> None:
+        for slot in slots:
+            self._engine.drop_state(slot)
 
     def _forget(self, call: Callable[P, None], *arguments: P.args, **named: P.kwargs) -> None:
         self._start(call, *arguments, **named).add_done_callback(self._told)

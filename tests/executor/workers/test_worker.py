@@ -162,8 +162,8 @@ async def test_a_state_that_is_not_dropped_is_told_and_the_worker_goes_on(caplog
     worker.release_all([SlotIndex(0), SlotIndex(1)])
     await worker.close()
 
-    assert 5 == caplog.text.count("RuntimeError: it stays")
-    assert 5 == [record.getMessage() for record in caplog.records].count("state not dropped")
+    assert 4 == caplog.text.count("RuntimeError: it stays"), "however many slots there are"
+    assert 4 == [record.getMessage() for record in caplog.records].count("state not dropped")
 
 
 async def test_states_that_a_model_handed_out_are_refused_if_it_cannot_take_them_back() -> None:
