@@ -57,7 +57,8 @@ class Cache:
     """
 
     def __init__(self, directory: Path, bytes_max: int) -> None:
-        self.directory = directory
+        # A model may change the directory that the process works in.
+        self.directory = directory = directory.absolute()
         self.bytes_max = bytes_max
         self.is_closing = False
         self._incoming = directory / INCOMING

@@ -808,12 +808,25 @@ def test_a_process_imports_from_the_executor_s_path(
     """Also where PYTHONSAFEPATH keeps the folder of a script out of it, as in the image."""
     (workshop.directory / "team").mkdir()
     (workshop.directory / "team" / "of_the_team.py").touch()
-    monkeypatch.setenv("PYTHONPATH", str(workshop.directory / "team"))
-    monkeypatch.setenv("PYTHONSAFEPATH", safe)
+    monkeypatch.setitem(environments.AT_START, "PYTHONPATH", str(workshop.directory / "team"))
+    monkeypatch.setitem(environments.AT_START, "PYTHONSAFEPATH", safe)
     method = DECLARED.replace("            total", "            import of_the_team\n            total")
     engine = loaded(workshop, method, sum_config(declares=True))
 
     assert [1] == answers(engine, row(0, 1, start=True))
+
+
+def test_a_process_has_the_variables_of_the_executor_s_start(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not those that a model in the executor's own process has set for itself, but what `fixed_shape` has."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.setenv("MKL_CBWR", "AUTO,STRICT")
+    said = "np.array([[int(os.environ.get('OMP_NUM_THREADS') == '7') + 2 * ('MKL_CBWR' in os.environ)]], np.int32)"
+    method = DECLARED.replace(".as_numpy() + value", f".as_numpy() + {said}")
+    engine = loaded(workshop, method, sum_config(declares=True))
+
+    assert [2] == answers(engine, row(0, 1, start=True))
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["at once", "called after its end"])

@@ -46,6 +46,17 @@ def copies(cache: Cache) -> list[str]:
     return sorted(path.name for path in cache.directory.iterdir() if path.name != INCOMING)
 
 
+def test_a_relative_cache_stays_where_it_is_when_a_model_changes_the_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    cache = Cache(Path("cache"), 1 << 20)
+    monkeypatch.chdir("/")
+
+    assert tmp_path / "cache" == cache.directory
+    assert 0 == cache.size()
+
+
 def test_a_copy_is_the_model_and_goes_with_its_last_user(cache: Cache) -> None:
     store = Store()
     first = cache.copy_of(PLACE, listing(a=10), store)

@@ -25,6 +25,7 @@ from pathlib import Path
 from weakref import WeakValueDictionary, finalize
 
 from executor.configuration.parameters import ENVIRONMENT
+from executor.engine.mkl import VARIABLE
 from shared.contract.errors import LoadError
 from shared.process.locked_folders import TemporaryFolder
 
@@ -66,9 +67,17 @@ class Environment:
     @property
     def variables(self) -> dict[str, str]:
         """The process's environment variables."""
-        return dict(self.activated or os.environ)
+        return dict(self.activated or own_variables())
 
 
+def own_variables() -> dict[str, str]:
+    """The executor's variables as they were at its start. Models in its own process may have changed them since, for
+    themselves.
+    """
+    return {**AT_START, **({VARIABLE: os.environ[VARIABLE]} if VARIABLE in os.environ else {})}
+
+
+AT_START: dict[str, str] = dict(os.environ)
 EXECUTORS_OWN = Environment(sys.executable)
 
 ACTIVATION_LIMIT_S = 60.0
@@ -137,7 +146,7 @@ def _in_folder(folder: Path) -> Environment:
 
 def _activated(folder: Path) -> dict[str, str]:
     """The executor's variables with what `activate` would set. Raises LoadError if its scripts cannot be run."""
-    own = dict(os.environ)
+    own = own_variables()
     # The executor's own path is no business of a foreign interpreter.
     for name in ("PYTHONPATH", "PYTHONHOME"):
         own.pop(name, None)
