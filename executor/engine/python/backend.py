@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -61,4 +62,19 @@ class PythonBackend:
             request = replace(request, code=self._code)
         if request.config.instance_process:
             return ProcessEngine(request, environment_of(request.config.parameters, request.model_dir))
-        return in_this_process(request)
+        before = _default_datatype()
+        engine = in_this_process(request)
+        if (now := _default_datatype()) != before:
+            log.warning(
+                "model '%s' sets torch's default datatype to %s for all models of this executor: the parameter "
+                "instance_process keeps it to itself",
+                request.config.name,
+                now,
+            )
+        return engine
+
+
+def _default_datatype() -> str:
+    """Torch's, in this process; it is torch's own until a model has imported torch."""
+    torch = sys.modules.get("torch")
+    return "torch.float32" if torch is None else str(torch.get_default_dtype())

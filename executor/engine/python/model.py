@@ -20,7 +20,9 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import logging
 import os
+import re
 import sys
 import traceback
 from collections import Counter
@@ -55,6 +57,8 @@ INTERFACE_NAME = "triton_python_backend_utils"
 CLASS_NAME = "TritonPythonModel"
 PACKAGE_PREFIX = "seqmesh_folder_"
 """How the names of the packages begin that models' folders are."""
+
+log = logging.getLogger(__name__)
 
 _turns = ImportTurns()
 _importable: Counter[str] = Counter()
@@ -241,6 +245,7 @@ def _importing_from(directory: Path, code: InstanceCode, turn: ImportTurn) -> Ge
     folders = _searched(directory)
     for folder in folders:
         _drop_outdated(folder)
+        _tell_of_hidden(folder, code.model)
     before = set(sys.modules)
     sys.path[:0] = map(str, folders)
     _make_package(directory)
@@ -326,6 +331,36 @@ def _drop_outdated(directory: Path) -> None:
     loaders = (vars(module).get("__loader__") for module in _siblings(directory, set(sys.modules)).values())
     if any(isinstance(loader, SourceLoader) and loader.is_outdated for loader in loaders):
         _drop_siblings(directory, set(sys.modules))
+
+
+def _tell_of_hidden(directory: Path, model: str) -> None:
+    """Warns of files whose name a module has already, which an absolute import finds in their place: one of the
+    executor's own, of a library, or one that a method of another model has imported.
+    """
+    below = f"{directory}{os.sep}"
+    files = {path.stem: path for path in directory.glob("*.py") if path.stem != INTERFACE_NAME}
+    for name in files.keys() & sys.modules.keys():
+        module: object = sys.modules.get(name)
+        if not isinstance(module, ModuleType) or _lies_in(below, module):
+            continue
+        if any(_imports(path, name) for path in files.values()):
+            log.warning(
+                "model '%s': 'import %s' finds %s, not %s: rename that, or import it relatively (from . import %s)",
+                model,
+                name,
+                module,
+                files[name],
+                name,
+            )
+
+
+def _imports(path: Path, name: str) -> bool:
+    """Whether a file imports a module of that name absolutely, as far as its lines tell."""
+    try:
+        code = path.read_bytes()
+    except OSError:
+        return False
+    return re.search(rf"^\s*(import|from)\s+{name}\b".encode(), code, re.MULTILINE) is not None
 
 
 def _drop_siblings(directory: Path, names: set[str]) -> None:

@@ -290,6 +290,30 @@ def test_what_a_method_imports_is_shared_until_a_load_finds_other_code(tmp_path:
     assert "parts" not in sys.modules
 
 
+@pytest.mark.parametrize(
+    ("code", "is_told"),
+    [
+        ("import shared", True),
+        ("from shared import x", True),
+        ("from . import shared", False),
+        ("import sharedd", False),
+    ],
+)
+def test_the_log_names_a_file_that_a_module_of_its_name_hides(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, code: str, is_told: bool
+) -> None:
+    path = tmp_path / "a" / "1" / "model.py"
+    path.parent.mkdir(parents=True)
+    path.write_text(f"class TritonPythonModel:\n    def execute(self, requests):\n        {code}\n")
+    path.with_name("shared.py").touch()
+
+    _, imported = another(path.parent)
+
+    told = [record.getMessage() for record in caplog.records]
+    assert is_told == any("model 'a': 'import shared' finds <module 'shared' from " in line for line in told)
+    forget(imported, path.parent)
+
+
 def test_a_file_without_a_model_leaves_nothing_and_its_predecessor_is_found_as_before(tmp_path: Path) -> None:
     """A thread of the model's own finds the classes of the newest instance, when it reads what was pickled."""
     imported, code, directory = model(tmp_path, "a")

@@ -798,6 +798,30 @@ def packages() -> set[str]:
     return {name for name in sys.modules if name.startswith(PACKAGE_PREFIX)}
 
 
+def test_a_model_that_changes_torch_s_default_datatype_is_named(
+    workshop: Workshop, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is the whole process's: another model's file may then return another datatype than it is configured for."""
+    workshop.python(
+        "echo",
+        """
+        import torch
+
+        class TritonPythonModel:
+            def initialize(self, args):
+                torch.set_default_dtype(torch.float64)
+
+            def execute(self, requests): ...
+        """,
+    )
+    try:
+        for _ in range(2):
+            workshop.load(instance_config())
+        assert 1 == caplog.text.count("model 'echo' sets torch's default datatype to torch.float64 for all models")
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_files_of_a_model_import_each_other_relatively(workshop: Workshop) -> None:
     """Each instance has its own, whatever the file is called; those that a method imports are shared."""
     before = packages()
