@@ -3,7 +3,8 @@
 An instance that waits for the answer to a call runs nothing else. So when all instances of model A wait for B, and all
 instances of B for A, none of these calls is ever answered; and so with any number of models. Which instance would serve
 a call cannot be known, so models are compared, not instances: models are *stuck* if all of their instances wait, each
-of them for stuck models alone. It does not matter which requests led to it.
+of them for stuck models alone. It does not matter which requests led to it. A model here is one version of it: a call
+goes to one version, and another one's instances do not serve it.
 
 A call may also wait for one certain instance, that of its sequence. That is not seen here; the call's deadline answers.
 """
@@ -74,10 +75,11 @@ def _cycle(victim: WaitingCall, calls: Iterable[WaitingCall]) -> list[str]:
 
 def error_text(deadlock: Deadlock) -> str:
     """What the victim's caller is told."""
+    cycle = [version.partition("/")[0] for version in deadlock.cycle]
     return (
-        f"deadlock: the call of model '{deadlock.victim.caller}' to model '{deadlock.victim.target}' would never be "
-        f"answered, because all instances of these models wait for each other: {' -> '.join(deadlock.cycle)}. More "
-        "instances of one of them let more requests call each other at once"
+        f"deadlock: the call of model '{cycle[0]}' to model '{cycle[1]}' would never be answered, because all "
+        f"instances of these models wait for each other: {' -> '.join(cycle)}. More instances of one of them let more "
+        "requests call each other at once"
     )
 
 

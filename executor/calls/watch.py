@@ -10,13 +10,15 @@ import os
 import socket
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+import msgspec
 
 from executor.calls.client import CallClient
 from executor.calls.deadlocks import error_text, find
 from executor.connections import RedisConnections
 from executor.engine.python.calls import waits
-from shared.contract.calls import WaitingCall
+from shared.contract.calls import WaitingCall, version_name
 from shared.process import logs
 from shared.store.intervals import at_intervals
 from shared.store.membership import Member
@@ -57,10 +59,11 @@ class DeadlockWatch:
             self._seen = frozenset()
             return
         self._told = True
-        everyone = await tell_waiting(redis, keys, self._process, own)
         members = [member for member in await self._connections.membership.members() if member.alive]
+        instances = instances_of(members)
+        everyone = await tell_waiting(redis, keys, self._process, [_to_a_version(one, instances) for one in own])
         alive = {process_name(member.registration.host, member.registration.pid) for member in members}
-        deadlock = find([call for call in everyone if call.process in alive], instances_of(members))
+        deadlock = find([call for call in everyone if call.process in alive], instances)
         before, self._seen = self._seen, deadlock.calls if deadlock is not None else frozenset()
         if deadlock is not None and deadlock.calls <= before and deadlock.victim.process == self._process:
             text = error_text(deadlock)
@@ -74,8 +77,18 @@ def process_name(host: str, pid: int) -> str:
 
 
 def instances_of(members: Sequence[Member]) -> Counter[str]:
+    """How many instances each version of a model has."""
     count: Counter[str] = Counter()
     for member in members:
         for served in member.registration.models:
-            count[served.model] += served.instances
+            count[version_name(served.model, served.version)] += served.instances
     return count
+
+
+def _to_a_version(call: WaitingCall, instances: Mapping[str, int]) -> WaitingCall:
+    """The call with the version that serves it: where it names none, the highest one, as in every gateway."""
+    model, _, version = call.target.partition("/")
+    if version or not model:
+        return call
+    served = (int(name.removeprefix(call.target)) for name in instances if name.startswith(call.target))
+    return msgspec.structs.replace(call, target=version_name(model, str(max(served, default=""))))

@@ -20,6 +20,7 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
+from shared.contract.calls import version_name
 from shared.contract.ids import CorrelationId
 from shared.contract.limits import VALUE_BYTES_MAX
 from shared.contract.messages import InferMessage
@@ -440,9 +441,9 @@ class LoadRequest:
     code: Path | None = None
 
     @property
-    def waiting_instance(self) -> str:
-        """The instance among all that wait for calls: versions of a model name their instances alike."""
-        return f"{self.instance_name} of version {self.version}"
+    def version_name(self) -> str:
+        """The version among all that wait for calls."""
+        return version_name(self.config.name, self.version)
 
 
 class Backend(Protocol):

@@ -55,7 +55,7 @@ class WaitingCall(msgspec.Struct, frozen=True, order=True):
 
     since_ms  wall clock of the process
     process   that the instance runs in (`shared.store.waiting_calls`); with `number` it names the call
-    caller, target  models
+    caller, target  versions of models (`version_name`)
     """
 
     since_ms: int
@@ -71,6 +71,11 @@ class WaitingCalls(msgspec.Struct, frozen=True):
 
     told_ms: int
     calls: tuple[WaitingCall, ...]
+
+
+def version_name(model: str, version: str) -> str:
+    """A version among all that wait for each other. version: "" for the highest that is served"""
+    return f"{model}/{version}"
 
 
 def waiting(model: str, sequence: SequenceId | None = None) -> str:

@@ -37,7 +37,7 @@ import xxhash
 
 from executor.engine.base import Origin, Row
 from executor.engine.python.model_metrics import TritonModelException
-from shared.contract.calls import CALL_DEPTH_MAX, models_of, waiting
+from shared.contract.calls import CALL_DEPTH_MAX, models_of, version_name, waiting
 from shared.contract.errors import Code, MeshError
 from shared.contract.ids import CorrelationId, SequenceId, sequence_id
 from shared.contract.parameters import Parameter
@@ -117,7 +117,7 @@ class Calls(Protocol):
 class InstanceWait(msgspec.Struct, frozen=True):
     """An instance that waits for the answer to a call.
 
-    caller, target  models; target "": it waits for no model, only for a gateway
+    caller, target  versions of models (`version_name`); target "": it waits for no model, only for a gateway
     since_ms        wall clock
     thread          of this process, on which it waits; 0: the instance is a process of its own
     """
@@ -133,13 +133,15 @@ class InstanceWait(msgspec.Struct, frozen=True):
 class Execution:
     """One call of a model's `execute`.
 
+    version      of the model (`version_name`)
     rows         its requests, null rows among them
     thread       that runs it: it is known by that
     loop_thread  on which its coroutine runs, for which `thread` waits; 0: none
     """
 
-    def __init__(self, model: str, instance: str, rows: Sequence[Row]) -> None:
+    def __init__(self, model: str, version: str, instance: str, rows: Sequence[Row]) -> None:
         self.model = model
+        self.version = version
         self.instance = instance
         self.thread = threading.get_ident()
         self.loop_thread = 0
@@ -178,7 +180,7 @@ class Execution:
         """From now on the instance waits for the answer to a call, unless `execute` has just returned."""
         with self._lock:
             if not self._is_over:
-                begin_wait(call, self.model, self.instance, self.thread)
+                begin_wait(call, self.version, self.instance, self.thread)
 
     @property
     def is_waiting_here(self) -> bool:
@@ -333,7 +335,7 @@ def instance_execution() -> Execution | None:
 
 def begin_wait(call: ModelCall, caller: str, instance: str, thread: int = 0) -> None:
     """From now on an instance waits for the answer to a call. See `InstanceWait`."""
-    target = "" if call.asks_readiness else call.model
+    target = "" if call.asks_readiness else version_name(call.model, call.version)
     _waits[call.number] = InstanceWait(call.number, caller, instance, target, time.time_ns() // 1_000_000, thread)
 
 

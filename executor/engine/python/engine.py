@@ -118,7 +118,7 @@ class PythonEngine:
         batching = config.sequence_batching
         self._config = config
         self._instance = request.instance_name
-        self._waiting_instance = request.waiting_instance
+        self._version_name = request.version_name
         self._process = os.getpid()
         self._coroutines = Coroutines(request.instance_name)
         strategy = batching.strategy if batching is not None else None
@@ -412,7 +412,9 @@ class PythonEngine:
         return given
 
     def _executing(self, batch: Sequence[Row]) -> Executing:
-        return Executing(calls.Execution(self._config.name, self._waiting_instance, batch), self._code, self._process)
+        return Executing(
+            calls.Execution(self._config.name, self._version_name, self._instance, batch), self._code, self._process
+        )
 
     def _raised(self, error: BaseException, columns: Columns) -> RowError:
         """The error of a call that raised. columns: those of its requests"""

@@ -58,11 +58,11 @@ def watch_of(connections: Connections) -> tuple[DeadlockWatch, Failed]:
 
 async def tell_there(connections: Connections, since_ms: int, *, age_ms: int = 0) -> None:
     seconds, _ = await connections.commands.time()
-    line = WaitingCalls(seconds * 1000 - age_ms, (WaitingCall(since_ms, THERE, 1, "b", "b0", "a"),))
+    line = WaitingCalls(seconds * 1000 - age_ms, (WaitingCall(since_ms, THERE, 1, "b/1", "b0", "a/1"),))
     await connections.commands.hset(connections.keys.calls, THERE, msgspec.json.encode(line))
 
 
-OWN = WaitingCall(5, HERE, 9, "a", "a0", "b")
+OWN = WaitingCall(5, HERE, 9, "a/1", "a0", "b/")
 
 
 async def test_the_youngest_call_fails_when_two_looks_have_seen_the_deadlock(connections: Connections) -> None:
@@ -75,6 +75,22 @@ async def test_the_youngest_call_fails_when_two_looks_have_seen_the_deadlock(con
     assert [9] == failed.numbers
     assert "a -> b -> a" in failed.text
     assert 0 < await connections.commands.pttl(connections.keys.calls)
+
+
+async def test_an_idle_version_beside_one_that_waits_answers_no_call_to_that(connections: Connections) -> None:
+    """A call without a version goes to the highest one."""
+    served = ServedModel("a", "2", 1, 0), ServedModel("b", "0", 1, 0)
+    registration = ExecutorRegistration(ExecutorId("third"), "third", "third", 8, 0, served)
+    await connections.membership.register(registration, lease_ms=60_000)
+    watch, failed = watch_of(connections)
+    await tell_there(connections, 4)
+
+    for _ in range(3):
+        await watch.look([msgspec.structs.replace(OWN, target="b/0")])
+    assert not failed.numbers
+    for _ in range(2):
+        await watch.look([OWN])
+    assert [9] == failed.numbers
 
 
 async def test_another_executor_fails_its_own_call(connections: Connections) -> None:

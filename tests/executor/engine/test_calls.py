@@ -534,15 +534,15 @@ def test_an_instance_that_asks_for_a_model_is_not_hung_and_waits_for_none(worksh
     """A gateway answers, so it can be no part of a deadlock."""
     workshop.python("caller", model('pb_utils.is_model_ready("other")'))
     with held_up(workshop.load(config()), door):
-        assert [("caller", "")] == [(wait.caller, wait.target) for wait in calls.waits()]
+        assert [("caller/1", "")] == [(wait.caller, wait.target) for wait in calls.waits()]
     assert not calls.waits()
 
 
 def test_instances_of_two_versions_that_wait_are_told_apart(workshop: Workshop, door: Door) -> None:
-    """Else a model with two versions never seems to wait with all of its instances, and no deadlock of it is found."""
+    """A call goes to one version, and an idle other one does not answer it."""
     workshop.python("caller", model("call().exec()"))
     with held_up(workshop.load(config()), door):
-        assert ["caller_0_0 of version 1"] == [wait.instance for wait in calls.waits()]
+        assert [("caller/1", "caller_0_0")] == [(wait.caller, wait.instance) for wait in calls.waits()]
 
 
 def test_a_model_hears_why_it_cannot_be_told(workshop: Workshop, door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -649,7 +649,7 @@ async def test_an_instance_that_waits_for_an_answer_has_not_hung(
     assert not watching.done()
     assert not batch.done()
     (wait,) = calls.waits()
-    assert ("caller", "other") == (wait.caller, wait.target)
+    assert ("caller/1", "other/") == (wait.caller, wait.target)
     door.open.set()
     if not workshop.own_process:
         assert "caller 0" == (await asyncio.wait_for(watching, 60)).worker
@@ -674,7 +674,7 @@ def test_an_instance_that_waits_in_another_method_has_not_hung_either(workshop: 
     releasing.start()
 
     _await(lambda: bool(calls.waits()))
-    assert [("caller", "other")] == [(wait.caller, wait.target) for wait in calls.waits()]
+    assert [("caller/1", "other/")] == [(wait.caller, wait.target) for wait in calls.waits()]
     door.open.set()
     releasing.join()
     assert not calls.waits()
@@ -734,7 +734,7 @@ def test_an_execute_that_ends_while_its_coroutine_begins_to_wait_waits_for_nothi
             return is_waiting
 
     def check() -> None:
-        calls.execution.set(Ending("caller", "caller_0", ()))
+        calls.execution.set(Ending("caller", "caller/1", "caller_0", ()))
         with calls.waiting_for(ModelCall(1, "other")):
             assert not calls.waits()
 

@@ -125,7 +125,10 @@ def test_messages_arrive_as_they_were() -> None:
 
 
 def test_what_a_model_logs_fails_nothing_and_is_sent_as_text(capsys: pytest.CaptureFixture[str]) -> None:
-    side, odd = Mock(), {"msg": "half a pair: \ud800", "levelno": logging.WARNING, "fields": {1: "\ud800"}}
+    side, odd = (
+        Mock(is_forked=False),
+        {"msg": "half a pair: \ud800", "levelno": logging.WARNING, "fields": {1: "\ud800"}},
+    )
 
     for record in ({"msg": "%d in use", "args": ("three",)}, odd):
         Forwarding(side).handle(logging.makeLogRecord(record))
@@ -144,7 +147,7 @@ def test_an_instance_that_cannot_start_says_so_and_leaves_nothing(monkeypatch: p
     monkeypatch.setattr(call, Mock(side_effect=OSError(errno.EMFILE, "Too many open files")))
 
     with pytest.raises(CannotStartError, match=r"cannot start .*: .*Too many open files"):
-        InstanceProcess("m_0", "m", "m_0 of version 1", EXECUTORS_OWN, Mock())
+        InstanceProcess("m_0", "m/1", EXECUTORS_OWN, Mock())
 
     # The threads of tests before may close something of theirs at any time.
     assert before >= set(Path("/proc/self/fd").iterdir())

@@ -71,9 +71,7 @@ class CurrentProcess:
     def _started(self, limit_s: float) -> tuple[InstanceProcess, Loaded]:
         """A process that has loaded the model. Raises ProcessLostError, CannotStartError or ModelError."""
         request = self._load.request
-        process = InstanceProcess(
-            self._instance, request.config.name, request.waiting_instance, self._environment, self._answered
-        )
+        process = InstanceProcess(self._instance, request.version_name, self._environment, self._answered)
         try:
             loaded = _checked(process.call(self._load, limit_s))
             if not isinstance(loaded, Loaded):

@@ -53,7 +53,7 @@ class InstanceProcess:
     """A process, from its start to its end. One call at a time; `is_ready` and `order` may be called beside it, from
     any thread.
 
-    waiting   what the instance is called while it waits for answers to calls
+    version   of the model, while the instance waits for answers to calls (`version_name`)
     answered  called with each answer to an open request, on a thread that must not wait
 
     The kernel ends the process with the thread that started it, so the thread must live as long as the process.
@@ -62,8 +62,7 @@ class InstanceProcess:
     def __init__(
         self,
         name: str,
-        model: str,
-        waiting: str,
+        version: str,
         environment: Environment,
         answered: Callable[[InstanceProcess, messages.Answered], None],
     ) -> None:
@@ -77,7 +76,7 @@ class InstanceProcess:
         self._waiting.register(self._frames.socket, select.POLLIN)
         self._waiting.register(self._descriptor, select.POLLIN)
         self._orders: SimpleQueue[messages.Order | None] = SimpleQueue()
-        self._calls = MadeCalls(model, waiting, self.order)
+        self._calls = MadeCalls(version, name, self.order)
         self._is_over = False
         self._answered = threading.Event()
         self._says_ready = True

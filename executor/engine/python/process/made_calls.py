@@ -36,12 +36,12 @@ class OpenCall:
 class MadeCalls:
     """The open calls of one process.
 
-    model, instance  that call
-    order            tells the process an answer; may be called from any thread, and returns at once
+    version, instance  that call
+    order              tells the process an answer; may be called from any thread, and returns at once
     """
 
-    def __init__(self, model: str, instance: str, order: Callable[[CallAnswered], None]) -> None:
-        self._model = model
+    def __init__(self, version: str, instance: str, order: Callable[[CallAnswered], None]) -> None:
+        self._version = version
         self._instance = instance
         self._order = order
         self._open: dict[int, OpenCall] = {}
@@ -100,7 +100,7 @@ class MadeCalls:
         with self._lock:
             if waits > self._turns_over:
                 self._waited.add(number)
-                calls.begin_wait(one.call, self._model, self._instance)
+                calls.begin_wait(one.call, self._version, self._instance)
         awaited.add_done_callback(partial(self._answered, number, one))
 
     def _answered(self, number: int, one: OpenCall, awaited: Future[Any]) -> None:
