@@ -10,13 +10,15 @@ then tries the wanted one, as all others did. So:
 * A model that was unloaded does not come back with the next crash.
 * Where a reload failed, every executor serves the model before it.
 The stream only says that there is a new command about a model. Commands can be repeated without harm, because a load
-that changes nothing does nothing.
+that changes nothing does nothing. So a model is unloaded while the load of another one, asked for before, takes long;
+when the unload has its turn, and counts as carried out, it changes nothing more.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 
 import msgspec
 
@@ -28,12 +30,15 @@ from executor.sequences.inbox import BEGINNING
 from shared.contract.errors import Code, MeshError
 from shared.contract.messages import ControlMessage, LoadFailure, encode
 from shared.process import logs
+from shared.process.lifecycle import end
 from shared.store.reading import noted, text_of, value_of
 from shared.store.redis_py import LOST_OR_REFUSED
 
 BLOCK_MS = 1000
 ASKED_S = 240.0
 """How long a load on request holds up the next command: less than the 300 s for which the gateway that asked waits."""
+LONG_S = 1.0
+"""A load that takes longer holds up no unload of another model."""
 FAILURES_MAX = 32
 """Failures that a registration tells: the gateway that asked looks ten times a second."""
 
@@ -99,9 +104,34 @@ class Control:
         # The stream only names the model. The latest command about it counts, even if this entry was of an earlier one.
         command: bytes | None = await self._redis.hget(self._keys.wanted, model)
         if command is not None:
-            self._tell(await self._carry_out(model, self._keys.wanted, command, entry))
+            unloading = asyncio.create_task(self._unload_meanwhile(model, entry), name="unloads")
+            try:
+                self._tell(await self._carry_out(model, self._keys.wanted, command, entry))
+            finally:
+                await end((unloading,))
         self.applied = Applied(entry, self.applied.failures)
         self._changed.set()
+
+    async def _unload_meanwhile(self, loading: str, position: str) -> None:
+        """Unloads what is unloaded by entries behind this one, while a load takes long."""
+        await asyncio.sleep(LONG_S)
+        with suppress(*LOST_OR_REFUSED):
+            while True:
+                read = await self._blocking.xread({self._keys.control: position}, block=BLOCK_MS)
+                for _, entries in read or ():
+                    for entry, fields in entries:
+                        position, model = entry.decode(), text_of(fields.get(b"n", b""))
+                        command: bytes | None = await self._redis.hget(self._keys.wanted, model)
+                        if command is None or model == loading:
+                            continue
+                        message = value_of(self._keys.wanted, command, _decoder.decode, field=model)
+                        if message is not None and message.model == model and message.action == "unload":
+                            self._unload(model)
+                            self._changed.set()
+
+    def _unload(self, model: str) -> None:
+        self._loader.unload(model)
+        self._repository.never_loaded(model)
 
     def _tell(self, failure: LoadFailure | None) -> None:
         if failure is not None:
@@ -131,8 +161,7 @@ class Control:
         if message.action not in ("load", "unload"):
             raise MeshError(f"this executor cannot '{message.action}' a model: upgrade it", Code.UNSUPPORTED)
         if message.action == "unload":
-            self._loader.unload(message.model)
-            self._repository.never_loaded(message.model)
+            self._unload(message.model)
             return message
         self._repository.note_load(message.model)
         self._changed.set()
