@@ -41,7 +41,7 @@ from executor.engine.pytorch.switches import (
     use_inter_op_threads,
 )
 from executor.engine.pytorch.threads import use_threads
-from executor.engine.pytorch.weights import share_weights
+from executor.engine.pytorch.weights import share_weights, weights_file
 from shared.contract.errors import LoadError
 from shared.contract.model_config import FixedShape, ModelConfig
 
@@ -82,13 +82,14 @@ def _engine(
     streams: GpuStreams | None,
 ) -> TorchEngine:
     config, device = request.config, torch.device(request.device)
+    weights = weights_file(path, device)
     module, arguments, changes, returned = _load_module(config, path, found, device)
     note_without_effect(config, is_script=found is not None, on_gpu=streams is not None)
     changes_itself = bool(changes.attributes or changes.problems)
     if streams is not None and not changes_itself:
         streams.copy_beside()
     if switches.weight_sharing:
-        share_weights(module, path, device, {leaf.name for leaf in changes.leaves})
+        share_weights(module, weights, {leaf.name for leaf in changes.leaves})
     keeps_apart = config.sequence_batching is None or config.sequence_recovery is not None
     forms = {} if keeps_apart else kept_forms(config, changes)
     firsts = first_states(config, changes, forms) if forms else {}

@@ -14,7 +14,10 @@ from weakref import finalize
 import torch
 from torch import nn
 
-_shared: dict[tuple[str, int, int, str], Mapping[str, torch.Tensor]] = {}
+WeightsFile = tuple[str, int, int, str]
+"""A file as it is now, on a device."""
+
+_shared: dict[WeightsFile, Mapping[str, torch.Tensor]] = {}
 """The weights of the first module of each file on each device, as long as that module is there. Read once: while a
 module runs, TorchScript may set its attributes without Python's lock, and who reads them then may read memory that is
 freed.
@@ -22,13 +25,17 @@ freed.
 _looking = Lock()
 
 
-def share_weights(module: nn.Module, path: Path, device: torch.device, changing: Collection[str]) -> None:
+def weights_file(path: Path, device: torch.device) -> WeightsFile:
+    """Asked before a module is loaded: a file that changes meanwhile does not get the weights of the one before."""
+    file = path.stat()
+    return str(path), file.st_mtime_ns, file.st_size, str(device)
+
+
+def share_weights(module: nn.Module, key: WeightsFile, changing: Collection[str]) -> None:
     """Lets a module use the weights of another one from the same file, if there is one.
 
     changing  paths of the tensors that forward changes: every module keeps its own of them
     """
-    file = path.stat()
-    key = (str(path), file.st_mtime_ns, file.st_size, str(device))
     own = {name: tensor for name, tensor in _tensors(module) if name not in changing}
     with _looking:
         shared = _shared.setdefault(key, own)

@@ -16,9 +16,10 @@ import pytest
 import torch
 
 from executor.engine.base import Row, RowError, RowResult
+from executor.engine.pytorch import loading
 from executor.engine.pytorch.engine import TorchEngine
 from executor.engine.pytorch.signature import script_deprecation_ignored
-from executor.engine.pytorch.weights import share_weights
+from executor.engine.pytorch.weights import share_weights, weights_file
 from shared.contract.errors import ConfigError, LoadError
 from shared.contract.model_config import ControlKind, ControlSpec, ModelConfig, StateSpec, TensorSpec
 from tests.executor.engine import keeping_modules
@@ -330,12 +331,33 @@ def test_the_weights_of_a_module_that_others_share_are_not_read_while_it_runs(tm
     path = tmp_path / "model.pt"
     path.touch()
     first, second = Running(1, 1), Running(1, 1)
-    share_weights(first, path, torch.device("cpu"), ())
+    share_weights(first, weights_file(path, torch.device("cpu")), ())
     first.runs = True
 
-    share_weights(second, path, torch.device("cpu"), ())
+    share_weights(second, weights_file(path, torch.device("cpu")), ())
 
     assert first.weight.data_ptr() == second.weight.data_ptr()
+
+
+def test_a_file_that_changes_while_it_is_loaded_does_not_get_the_weights_of_the_one_before(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load_script = loading.load_script
+
+    def changing(path: Path, device: torch.device) -> Any:
+        module = load_script(path, device)
+        workshop.script("line", torch.nn.Linear(1, 1))
+        return module
+
+    workshop.script("line", torch.nn.Linear(1, 1))
+    x, y = TensorSpec("input", "FP32", (1,)), TensorSpec("y", "FP32", (1,))
+    config = plain_config("line", "pytorch", inputs=[x], outputs=[y])
+    config = msgspec.structs.replace(config, parameters={"ENABLE_WEIGHT_SHARING": "true"})
+    with monkeypatch.context() as patch:
+        patch.setattr(loading, "load_script", changing)
+        before = cast("TorchEngine", workshop.load(config))
+
+    assert not weights_of(before) & weights_of(cast("TorchEngine", workshop.load(config)))
 
 
 def test_without_weight_sharing_each_instance_has_weights_of_its_own(workshop: Workshop) -> None:
