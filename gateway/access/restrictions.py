@@ -66,24 +66,30 @@ def parse_restrictions(texts: Iterable[str]) -> dict[str, Restriction]:
     """
     restrictions: dict[str, Restriction] = {}
     pending: list[str] = []
-    for text in texts:
+    for number, text in enumerate(texts, 1):
         names, colon, header = text.partition(":")
         pending += [name.strip() for name in names.split(",")]
         if not colon:
             continue
         key, equals, value = header.partition("=")
-        if not key.strip() or not equals or not value:
-            raise ValueError(f"'{text}' must have the form <category>,<category>:<header>=<value>")
         key = key.strip()
+        if not key or not equals or not value:
+            raise _unclear(number, "it must have the form <category>,<category>:<header>=<value>")
         if not HEADER_NAME.fullmatch(key) or value != value.strip():
-            raise ValueError(f"no client can send the header '{key}' with this value: mind spaces, and other scripts")
+            raise _unclear(number, "no client can send its header: mind spaces, and other scripts")
         for name in pending:
             if name not in CATEGORIES:
-                raise ValueError(f"unknown category '{name}': use one of {', '.join(sorted(CATEGORIES))}")
+                raise _unclear(number, f"it names an unknown category: use one of {', '.join(sorted(CATEGORIES))}")
             if name in restrictions:
                 raise ValueError(f"category '{name}' is restricted twice")
             restrictions[name] = Restriction(key.lower(), value)
         pending = []
     if pending:
-        raise ValueError(f"'{','.join(pending)}' must be followed by :<header>=<value>")
+        raise ValueError("the last text must end with :<header>=<value>")
     return restrictions
+
+
+def _unclear(number: int, problem: str) -> ValueError:
+    """Shows nothing of the text: whatever of it is not understood may be a part of the secret, above all where the list
+    was cut within it."""
+    return ValueError(f"text {number}: {problem}")
