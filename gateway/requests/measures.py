@@ -12,6 +12,8 @@ from shared.statistics.metrics_config import FIRST_RESPONSE, FIRST_RESPONSE_BUCK
 from shared.statistics.tally import ModelLoad, Timings, first_response, sketches
 from shared.store.script_values import SubmitCode
 
+LOADS_MAX = 4096
+"""Model versions whose measures are kept, 6 KB each: where models come and go for weeks, the first are forgotten."""
 REPEATED = {code: f"{REPEATED_STEPS}{code.name.lower()}" for code in (SubmitCode.REPEATED, SubmitCode.JOINED)}
 
 
@@ -74,6 +76,8 @@ class Measures:
         if found is None or found.load.generation != record.generation:
             for gone in [each for each in self._loads if each[0] == model and each[1] not in record.versions]:
                 del self._loads[gone]
+            if len(self._loads) >= LOADS_MAX:
+                del self._loads[next(iter(self._loads))]
             found = self._loads[model, version] = LoadMeasures(ModelLoad(model, version, record.generation))
         return found
 

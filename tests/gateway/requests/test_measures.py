@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
+from gateway.requests.forms import KnownForms
+from gateway.requests.infer_call import InferCall
 from gateway.requests.measures import Measures
 from shared.contract.messages import ModelRecord
+from shared.contract.tensors import Tensor
 from shared.statistics.meter import REPEATED_STEPS
 from shared.statistics.metrics_config import MetricsConfig
 from shared.store.script_values import SubmitCode
-from tests.gateway.fake_executor import running_sum
+from tests.gateway.fake_executor import echo, running_sum
 
 
 def test_counts_are_kept_until_another_load_is_served() -> None:
@@ -38,3 +42,17 @@ def test_versions_that_a_model_has_no_more_are_forgotten() -> None:
     assert sorted((each.load.model, each.load.version) for each in (other, *kept)) == sorted(
         (load.model, load.version) for load, _ in loads
     )
+
+
+def test_models_that_come_and_go_do_not_fill_a_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.requests.measures.LOADS_MAX", 3)
+    monkeypatch.setattr("gateway.requests.forms.KNOWN_FORMS", 3)
+    measures, forms = Measures(MetricsConfig()), KnownForms()
+    for number in range(9):
+        config = echo(f"m{number}")
+        measures.of(ModelRecord(config, "{}", ("1",)), "1")
+        forms.check(InferCall(config.name, inputs=(Tensor("INPUT0", "FP32", (1, 1), bytes(4)),)), config)
+
+    _, *loads = measures.meters()
+    assert ["m6", "m7", "m8"] == [load.model for load, _ in loads]
+    assert len(forms) <= 3
