@@ -18,6 +18,7 @@ from gateway.models.metadata import metadata_shape
 from gateway.requests.infer_call import InferCall, error_about
 from gateway.rest.json_tensors import tensor_of_json
 from gateway.rest.json_values import JsonError, members, parse, text_of
+from gateway.rest.long_arrays import LongArray
 from gateway.rest.request import MESH_PARAMETERS, custom_parameter
 from shared.contract.endpoints import Endpoint
 from shared.contract.errors import RequestError
@@ -88,6 +89,8 @@ class _Reading:
 
 def generated_tensor(spec: TensorSpec, shape: tuple[int, ...], value: Any) -> Tensor:
     """The tensor of a scalar or a flat list. shape: as the metadata give it"""
+    if isinstance(value, LongArray):
+        return tensor_of_json(spec.name, spec.datatype, fitted(spec.name, shape, value.count), value)
     elements = cast("list[Any]", value) if isinstance(value, list) else [value]
     return tensor_of_json(spec.name, spec.datatype, fitted(spec.name, shape, len(elements)), elements)
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from gateway.bounds.pieces import pieces
 from gateway.rest.json_values import JsonError, array_of
+from gateway.rest.long_arrays import LongArray
 from shared.contract.errors import Code, RequestError
 from shared.contract.parameters import INT64_MAX, INT64_MIN, UINT64_MAX
 from shared.contract.tensors import NUMPY_TYPE, Tensor, bytes_elements, element_count, pack_bytes, to_numpy
@@ -39,9 +40,9 @@ def tensor_of_json(name: str, datatype: str, shape: tuple[int, ...], data: Any) 
     count = element_count(shape)
     if count == 0 or not shape:
         return Tensor(name, datatype, shape, b"")
-    elements = flatten(array_of(data, "data"))
+    parts = map(flatten, data.elements() if isinstance(data, LongArray) else (array_of(data, "data"),))
     if datatype == "BYTES":
-        return Tensor(name, datatype, shape, _strings(elements))
+        return Tensor(name, datatype, shape, b"".join(map(_strings, parts)))
     if datatype in NO_JSON_FORM:
         raise RequestError(
             f"receiving {datatype} data via JSON is not supported. Please use the binary data format for input {name}"
@@ -49,23 +50,31 @@ def tensor_of_json(name: str, datatype: str, shape: tuple[int, ...], data: Any) 
     dtype = NUMPY_TYPE.get(datatype)
     if dtype is None:
         raise RequestError(f"invalid datatype for input {name}")
-    # Triton reads element by element. So an element of the wrong type within the shape is reported before a wrong
-    # number of elements.
-    for piece in pieces(min(count, len(elements))):
-        check_elements(elements[piece], dtype)
-    if len(elements) != count:
-        raise JsonError(WRONG_COUNT)
-    array = np.empty(count, dtype)
+    raw: list[bytes] = []
     try:
         with np.errstate(over="ignore"):
-            for piece in pieces(count):
-                array[piece] = np.array(elements[piece], dtype=dtype)
+            for elements in parts:
+                raw += _converted(elements, dtype, count)
+                count -= len(elements)
+                elements.clear()
     except OverflowError as error:
         raise RequestError(
             f"Unable to parse 'data': an element of input '{name}' is out of the range of {datatype}"
         ) from error
-    elements.clear()
-    return Tensor(name, datatype, shape, array.tobytes())
+    if count:
+        raise JsonError(WRONG_COUNT)
+    return Tensor(name, datatype, shape, b"".join(raw))
+
+
+def _converted(elements: list[Any], dtype: np.dtype[Any], count_max: int) -> Iterator[bytes]:
+    """The bytes of these elements. Raises JsonError if they are more, OverflowError."""
+    # Triton reads element by element. So an element of the wrong type within the shape is reported before a wrong
+    # number of elements.
+    for piece in pieces(min(count_max, len(elements))):
+        check_elements(elements[piece], dtype)
+    if len(elements) > count_max:
+        raise JsonError(WRONG_COUNT)
+    return (np.array(elements[piece], dtype=dtype).tobytes() for piece in pieces(len(elements)))
 
 
 def flatten(elements: list[Any]) -> list[Any]:

@@ -8,12 +8,15 @@ of Triton 2.51.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
+from uuid import uuid4
 
-import msgspec
 import numpy as np
 import orjson
 
+from gateway.rest.long_arrays import LongArray, long_arrays, outside_strings
 from shared.contract.errors import Code, RequestError
 from shared.contract.limits import JSON_NESTING_MAX
 from shared.contract.parameters import UINT64_MAX
@@ -22,16 +25,13 @@ from shared.process import collector
 Json = dict[str, Any]
 INTEGER_DIGITS_MAX = 20
 LARGE_BYTES = 1 << 18
-"""Beyond this size a document is not parsed by orjson, which builds a tree of its own before the Python objects: 16
-more bytes per value."""
-EXPONENTS_MAX = 10_000
-"""A large document with more numbers like `5e-324` is read in another way: for one of them msgspec may take 15 us, in
-which no other thread runs, 7 s for 6 MB."""
-NUMBER_BY_NUMBER = msgspec.json.Decoder[Any](float_hook=orjson.loads)
-"""Leaves numbers to orjson: 0.2 us for each, of whatever kind, where msgspec takes 0.1 us for the usual ones."""
+"""Beyond this size the long arrays of a document are read in pieces (`gateway.rest.long_arrays`)."""
 MEMBERS_MAX = 100_000
 """Members of all objects of a document. Each that is new takes 1 us, in which no other thread runs: 8 s for 64 MiB."""
-PIECE_BYTES = 1 << 20
+VALUES_MAX = 1_000_000
+"""Commas, arrays and objects of a document besides those in long arrays: 0.1 us each, in which no other thread runs."""
+MARK_BYTES = 34
+"""Of what stands for a long array: a string of 32 digits."""
 BYTE_ORDER_MARK = "\ufeff".encode()
 """Some editors and shells begin a file of UTF-8 with it. Triton passes over it."""
 NON_FINITE = (b"NaN", b"Inf")
@@ -73,35 +73,88 @@ class JsonError(RequestError):
 
 
 def parse(text: bytes) -> Any:
-    """Parses a document.
+    """Parses a document. In a large one, long arrays are `LongArray`.
 
-    raises  JsonError with the position of the mistake, RequestError for too deep nesting and for too many members
+    raises  JsonError with the position of the mistake, RequestError for too deep nesting and for too many values
     """
     text = text.removeprefix(BYTE_ORDER_MARK)
-    document = None
     if len(text) > LARGE_BYTES:
-        check_members(text)
-        document = _parse_large(text)
+        with collector.at_rest():
+            return _parse_large(text)
+    document = _parse(text)
+    if text.count(b"[") + text.count(b"{") > JSON_NESTING_MAX:
+        check_depth(document)
+    return document
+
+
+def _parse_large(text: bytes) -> Any:
+    arrays = long_arrays(text, _parse, JSON_NESTING_MAX, _check_size)
+    rest, marks = _without(text, arrays)
+    _check_values(rest)
+    document = _parse(rest, place=partial(_place, arrays))
+    _put_in(marks, document)
+    check_depth(document)
+    return document
+
+
+def _without(text: bytes, arrays: Sequence[LongArray]) -> tuple[bytes, dict[str, LongArray]]:
+    """A document with a string in place of each of its arrays, and the arrays by these strings."""
+    if not arrays:
+        return text, {}
+    # A client could know no mark before.
+    marks = {uuid4().hex: array for array in arrays}
+    parts, end = list[bytes](), 0
+    for mark, array in marks.items():
+        parts += text[end : array.begin], b'"%b"' % mark.encode()
+        end = array.end
+    return b"".join((*parts, text[end:])), marks
+
+
+def _place(arrays: Sequence[LongArray], position: int) -> int:
+    """Where in its document something is that is at `position` of the document without the arrays."""
+    for array in arrays:
+        if position > array.begin:
+            position += array.end - array.begin - MARK_BYTES
+    return position
+
+
+def _put_in(marks: Mapping[str, LongArray], value: Any) -> None:
+    """Puts the arrays where their marks are. Nothing is so deep here that it could not recurse: orjson has read it."""
+    if isinstance(value, dict):
+        owner = cast("Json", value)
+        for key, inner in owner.items():
+            if isinstance(inner, str):
+                owner[key] = marks.get(inner, inner)
+            else:
+                _put_in(marks, inner)
+    elif isinstance(value, list):
+        for inner in cast("list[Any]", value):
+            _put_in(marks, inner)
+
+
+def _parse(text: bytes, begin: int = 0, place: Callable[[int], int] | None = None) -> Any:
+    """begin: of the text in the document, or `place` says where in it a position of the text is"""
+    place = place or begin.__add__
     try:
-        document = orjson.loads(text) if document is None else document
+        return orjson.loads(text)
     except orjson.JSONDecodeError as error:
         if "depth limit" in error.msg:
             raise nesting_error() from error
         if not error.msg.startswith(NOT_UTF8) and not any(word in text for word in NON_FINITE):
-            raise _broken(TRITONS_WORDS.get(error.msg, error.msg), error.pos) from error
-        document = _parse_non_finite(text)
-    if text.count(b"[") + text.count(b"{") > JSON_NESTING_MAX:
-        check_depth(document)
-    return document
+            raise _broken(TRITONS_WORDS.get(error.msg, error.msg), place(error.pos)) from error
+        return _parse_non_finite(text, place)
 
 
 def parsing_bytes(text: bytes) -> int:
     """The most memory, in bytes, that the parsed values of a document take besides its text.
 
     A number takes 32 and its slot in an array 8; an empty array 56; a string 56; an object 64, with a member 184; a
-    letter beyond Latin-1 up to 4. A further member takes 110 besides its value, but there are only MEMBERS_MAX.
+    letter beyond Latin-1 up to 4. A further member takes 110 besides its value, but there are only MEMBERS_MAX. Of long
+    arrays there are only the tensors, twice: 16 for an element.
     """
-    places = text.count(b",") * 64 + text.count(b"[") * 72 + text.count(b"{") * 256
+    elements = text.count(b",")
+    places = elements * 64 + text.count(b"[") * 72 + text.count(b"{") * 256
+    places = min(places, elements * 16 + VALUES_MAX * 80 + MEMBERS_MAX * 256)
     return places if text.isascii() else places + 3 * len(text)
 
 
@@ -110,33 +163,30 @@ def parse_object(text: bytes) -> Json:
     return object_of(parse(text))
 
 
-def check_members(text: bytes) -> None:
-    """Refuses a document whose objects have too many members: colons that are in no string. Lets other threads run."""
-    if text.count(b":") <= MEMBERS_MAX:
-        return
-    text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
-    count, within = 0, np.False_
-    for begin in range(0, len(text), PIECE_BYTES):
-        piece = np.frombuffer(text, np.uint8, min(PIECE_BYTES, len(text) - begin), begin)
-        in_strings = np.logical_xor.accumulate(piece == ord('"')) ^ within
-        within = in_strings[-1]
-        count += np.count_nonzero((piece == ord(":")) & ~in_strings)
-        if count > MEMBERS_MAX:
-            raise RequestError(f"the objects of a request in JSON may have {MEMBERS_MAX} members together, not more")
+def _check_size(members: int, objects: int) -> None:
+    if members > MEMBERS_MAX:
+        raise RequestError(f"the objects of a request in JSON may have {MEMBERS_MAX} members together, not more")
+    if objects > VALUES_MAX:
+        raise _too_many_values()
 
 
-def _parse_large(text: bytes) -> Any:
-    """Parses a valid large document; None for a broken one. Unlike orjson it keeps integers beyond 64 bits."""
-    exponents = text.count(b"e") + text.count(b"E")
-    try:
-        with collector.at_rest():
-            return msgspec.json.decode(text) if exponents <= EXPONENTS_MAX else NUMBER_BY_NUMBER.decode(text)
-    except (msgspec.DecodeError, ValueError, RecursionError):
-        # The caller then uses the other parser, which says what is wrong, or accepts it as Triton does.
-        return None
+def _check_values(text: bytes) -> None:
+    """Refuses a document with too many values. Lets other threads run."""
+    marks = (ord(","), ord("["), ord("{"))
+    if sum([text.count(mark) for mark in marks]) > VALUES_MAX:
+        pieces = outside_strings(text, 0, len(text))
+        if sum(np.count_nonzero(codes == mark) for _, codes in pieces for mark in marks) > VALUES_MAX:
+            raise _too_many_values()
 
 
-def _parse_non_finite(text: bytes) -> Any:
+def _too_many_values() -> RequestError:
+    return RequestError(
+        f"a request in JSON may have {VALUES_MAX} values besides the elements of long arrays that are members of "
+        "objects, not more"
+    )
+
+
+def _parse_non_finite(text: bytes, place: Callable[[int], int]) -> Any:
     """Parses a document that may have numbers like `NaN` and `-Infinity`. Slower, so used only for such a document."""
     try:
         with collector.at_rest():
@@ -146,9 +196,9 @@ def _parse_non_finite(text: bytes) -> Any:
             json.dumps(document, ensure_ascii=False).encode()
         return document
     except json.JSONDecodeError as error:
-        raise _broken(error.msg, error.pos) from error
+        raise _broken(error.msg, place(error.pos)) from error
     except UnicodeError as error:
-        raise _broken("Invalid encoding in string.", getattr(error, "start", 0)) from error
+        raise _broken("Invalid encoding in string.", place(getattr(error, "start", 0))) from error
     except RecursionError as error:
         raise nesting_error() from error
 
@@ -169,11 +219,13 @@ def nesting_error() -> RequestError:
 def check_depth(document: Any) -> None:
     """Refuses nesting beyond the limit. Goes level by level instead of recursing, so that it needs no deep stack."""
     level: list[Any] = [document] if isinstance(document, (list, dict)) else []
-    for _ in range(JSON_NESTING_MAX):
+    for depth in range(1, JSON_NESTING_MAX + 1):
         inner: list[Any] = []
         for value in level:
             items = cast("Json", value).values() if isinstance(value, dict) else value
             inner += [item for item in items if isinstance(item, (list, dict))]
+            if any(depth + item.depth > JSON_NESTING_MAX for item in items if isinstance(item, LongArray)):
+                raise nesting_error()
         if not inner:
             return
         level = inner
@@ -221,6 +273,10 @@ def text_of(value: Any, key: str) -> str:
 
 
 def array_of(value: Any, key: str) -> list[Any]:
+    if isinstance(value, LongArray):
+        if value.values > VALUES_MAX:
+            raise _too_many_values()
+        value = value.whole()
     if not isinstance(value, list):
         raise JsonError(f"Unable to parse '{key}': attempt to access JSON non-array as array")
     return cast("list[Any]", value)

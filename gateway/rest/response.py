@@ -11,6 +11,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from gateway.bounds.pieces import PIECE, pieces
 from gateway.requests.classification import classified
 from gateway.requests.waiting import Answer
 from gateway.rest.json_tensors import json_of_tensor
@@ -68,13 +69,23 @@ def encode_generated(answer: Answer) -> bytes:
 
 
 def _writable(data: NDArray[Any] | list[str], *, is_scalar: bool = False) -> Any:
-    """Elements as what orjson is to write: an array, or its only element (is_scalar).
+    """Elements as what orjson is to write: an array, or its only element (is_scalar)."""
+    if len(data) > PIECE:
+        return orjson.Fragment(b"[%b]" % b",".join([_written(data[piece])[1:-1] for piece in pieces(len(data))]))
+    if isinstance(data, list) or data.dtype.kind != "f" or np.isfinite(data).all():
+        return data[0] if is_scalar else data
+    text = _written(data)
+    return orjson.Fragment(text[1:-1] if is_scalar else text)
+
+
+def _written(data: NDArray[Any] | list[str]) -> bytes:
+    """Elements as an array.
 
     Triton writes `NaN` and `Infinity`, and clients read them. orjson would write null, so those are put in its place.
     """
+    text = orjson.dumps(data, option=orjson.OPT_SERIALIZE_NUMPY)
     if isinstance(data, list) or data.dtype.kind != "f" or np.isfinite(data).all():
-        return data[0] if is_scalar else data
+        return text
     odd = data[~np.isfinite(data)]
     words = np.where(np.isnan(odd), b"NaN", np.where(odd > 0, b"Infinity", b"-Infinity")).tolist()
-    text = orjson.dumps(data, option=orjson.OPT_SERIALIZE_NUMPY).replace(b"null", b"%b") % tuple(words)
-    return orjson.Fragment(text[1:-1] if is_scalar else text)
+    return text.replace(b"null", b"%b") % tuple(words)
