@@ -50,6 +50,8 @@ CLOCK_READINGS = 3
 CLOCK_AFTER_S = 5.0
 """How old the reading of the clock of Redis becomes that requests have which are sent for the first time, unless none
 was sent for longer. An old one errs on the safe side, too."""
+LEFT_BYTES_MAX = 16 << 20
+"""Bytes of requests whose clients have left, and that may still lie in a queue."""
 NEVER = -math.inf
 
 Settle = Callable[[CallBatch, Any], None]
@@ -74,7 +76,7 @@ class Departures:
         self._queues: dict[tuple[ShardId, CallKind], deque[PendingRequest]] = {
             (shard, kind): deque() for shard in shards for kind in CallKind
         }
-        self._left = dict.fromkeys(self._queues, 0)
+        self._left, self._left_bytes = dict.fromkeys(self._queues, 0), dict.fromkeys(self._queues, 0)
         self._again: Sequence[CallBatch] = ()
         self._down_since: float | None = None
         self._failed_at = NEVER
@@ -92,13 +94,15 @@ class Departures:
         """Notes that a request's future ended before Redis accepted the request. If it is still queued, it is not sent.
 
         While Redis is away, many such requests may lie in a queue. The queue is cleaned when half of it may be such:
-        this bounds the queue at twice the live requests, and the cost per request stays constant.
+        this bounds the queue at twice the live requests, and the cost per request stays constant. And when those may
+        have LEFT_BYTES_MAX, which count no longer: a client may send large ones and leave, again and again.
         """
         key = pending.shard, kind_of(pending)
         queue = self._queues[key]
         self._left[key] += 1
-        if 2 * self._left[key] >= len(queue):
-            self._left[key] = 0
+        self._left_bytes[key] += pending.size
+        if 2 * self._left[key] >= len(queue) or self._left_bytes[key] > LEFT_BYTES_MAX:
+            self._left[key] = self._left_bytes[key] = 0
             wanted = [pending for pending in queue if not pending.future.done()]
             queue.clear()
             queue.extend(wanted)

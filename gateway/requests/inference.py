@@ -96,7 +96,7 @@ class Inference:
         # Requests for a model or version that the catalog does not know yet wait here for its refresh. Later requests
         # that name the same wait behind them, so that a sequence's steps stay in the order of their arrival: the
         # version that is asked for is a part of its name.
-        self._held: deque[tuple[InferCall, Caller, Callable[[], object]]] = deque()
+        self._held: deque[tuple[tuple[str, str], Unsent]] = deque()
         self._held_names: Counter[tuple[str, str]] = Counter()
         self._looking: set[asyncio.Future[None]] = set()
         services = EnsembleServices(dispatch, replies, notices, self._send_step, budget.add)
@@ -121,7 +121,7 @@ class Inference:
     def give_up(self, cause: str) -> None:
         """Fails every request that waits. cause: begins the error's text"""
         self._replies.give_up(cause)
-        for future in (*(caller.future for _, caller, _ in self._held), *self._looking):
+        for future in (*(unsent.caller.future for _, unsent in self._held), *self._looking):
             if not future.done():
                 future.set_exception(never_sent(cause))
         self._allowances.give_up(cause)
@@ -194,20 +194,17 @@ class Inference:
         if not call.tenant or call.ended_run:
             return self._enter(call, caller)
         caller.future.add_done_callback(partial(self._count_refusal, self._allowances.counted_as(call.tenant)))
-        self._allowances.enter(call.tenant, partial(self._allowed, call, caller, self._limit_unsent(call, caller)))
+        self._allowances.enter(call.tenant, partial(self._allowed, self._unsent(call, caller)))
         return None
 
-    def _allowed(
-        self, call: InferCall, caller: Caller, lift_limit: Callable[[], object], refusal: MeshError | None
-    ) -> None:
-        """The request's tenant may send it now, or may not. A future that is done was cancelled meanwhile, or its time
-        was over.
-        """
-        lift_limit()
+    def _allowed(self, unsent: Unsent, refusal: MeshError | None) -> None:
+        """The request's tenant may send it now, or may not."""
+        if (call := unsent.taken()) is None:
+            return
         if refusal is not None:
-            _fail(call, caller.future, refusal)
-        elif not caller.future.done():
-            self._enter(call, caller)
+            _fail(call, unsent.caller.future, refusal)
+        else:
+            self._enter(call, unsent.caller)
 
     def _count_refusal(self, tenant: str, future: asyncio.Future[Answer]) -> None:
         error = None if future.cancelled() else future.exception()
@@ -244,21 +241,19 @@ class Inference:
             return None
 
     def _hold(self, call: InferCall, caller: Caller) -> None:
-        self._held.append((call, caller, self._limit_unsent(call, caller)))
-        self._held_names[call.model, call.version] += 1
+        name = call.model, call.version
+        self._held.append((name, self._unsent(call, caller)))
+        self._held_names[name] += 1
         self._catalog.ask(self._release)
 
     def _release(self) -> None:
         """The catalog was refreshed since the oldest held request came: takes that in. It is not held a second time."""
-        call, caller, lift_limit = self._held.popleft()
-        name = call.model, call.version
+        name, unsent = self._held.popleft()
         self._held_names[name] -= 1
         if not self._held_names[name]:
             del self._held_names[name]
-        lift_limit()
-        # A future that is done was cancelled, because the client has left meanwhile, or its time was over.
-        if not caller.future.done():
-            self._enter(call, caller, may_hold=False)
+        if (call := unsent.taken()) is not None:
+            self._enter(call, unsent.caller, may_hold=False)
 
     def _send_any(self, call: InferCall, caller: Caller, record: ModelRecord, version: str) -> PendingRequest | None:
         if record.config.decoupled and caller.on_open is None and not call.ended_run:
@@ -377,12 +372,13 @@ class Inference:
         else:
             request.limit = asyncio.get_running_loop().call_later(left_s, self._limit, request, expire, since)
 
-    def _limit_unsent(self, call: InferCall, caller: Caller) -> Callable[[], object]:
-        """Fails a request that is not sent before the gateway's own time for it is over. Returns what prevents that."""
-        if not caller.since:
-            return lambda: None
-        left_s = max(0.0, self._left_s(caller.since))
-        return asyncio.get_running_loop().call_later(left_s, _fail, call, caller.future, self._late()).cancel
+    def _unsent(self, call: InferCall, caller: Caller) -> Unsent:
+        """A request that waits here. It fails when the gateway's own time for it is over before it is sent."""
+        limit = None
+        if caller.since:
+            left_s = max(0.0, self._left_s(caller.since))
+            limit = asyncio.get_running_loop().call_later(left_s, _fail, call, caller.future, self._late())
+        return Unsent(call, caller, limit)
 
     def _late(self) -> MeshError:
         return never_sent(f"{self._timeout_ms} ms were over")
@@ -410,6 +406,27 @@ class Inference:
             return admitted, span
         message = msgspec.structs.replace(message, traceparent=span.traceparent)
         return msgspec.structs.replace(admitted, message=message), span
+
+
+class Unsent:
+    """A request that waits in this gateway before it is sent. Nothing of it is kept for a client that has left: its
+    bytes count no longer, and a client that sends and leaves again and again would fill the gateway.
+
+    limit  ends its wait; None: nothing does
+    """
+
+    def __init__(self, call: InferCall, caller: Caller, limit: asyncio.TimerHandle | None) -> None:
+        self.caller = caller
+        self._call: InferCall | None = call
+        self._limit = limit
+        caller.future.add_done_callback(lambda _: self.taken())
+
+    def taken(self) -> InferCall | None:
+        """The call, which is the caller's from now on; None if its client has left, or its time was over."""
+        call, self._call = self._call, None
+        if self._limit is not None:
+            self._limit.cancel()
+        return None if self.caller.future.done() else call
 
 
 def _conclude(waiting: asyncio.Future[None]) -> None:

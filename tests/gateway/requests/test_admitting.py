@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import sys
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -210,6 +211,34 @@ async def test_a_held_request_whose_caller_has_left_is_not_sent(
         assert 0 == parts.inference.in_flight
         assert 2 == total(await parts.inference.submit(step(2, 2, start=True, end=True)))
         assert 1 == len(executor.received)
+
+
+@pytest.mark.parametrize("fields", [{"model": "nobody"}, {"tenant": "acme"}])
+async def test_nothing_is_kept_of_requests_whose_callers_have_left(
+    gateway_settings: GatewaySettings,
+    keys: Keyspace,
+    executor: FakeExecutor,
+    monkeypatch: pytest.MonkeyPatch,
+    fields: dict[str, str],
+) -> None:
+    """Else a client that sends and leaves again and again would fill the gateway: such requests count no longer."""
+    settings = dataclasses.replace(gateway_settings, request_timeout_ms=600_000)
+    async with without_ports(settings, keys) as parts, asyncio.timeout(60):
+        waits, before = list[tuple[Any, ...]](), parts.inference.budget.taken
+
+        def wait(*given: Any) -> None:
+            waits.append(given)
+
+        looks_that_wait(monkeypatch)
+        monkeypatch.setattr(Allowances, "enter", wait)
+        inputs = step(1).inputs
+        references = sys.getrefcount(inputs)
+        for _ in range(10):
+            parts.inference.submit(msgspec.structs.replace(step(1, start=True), inputs=inputs, **fields)).cancel()
+        await asyncio.sleep(0)
+
+        assert before == parts.inference.budget.taken
+        assert references == sys.getrefcount(inputs)
 
 
 async def test_a_request_that_was_held_has_no_more_time_for_its_answer_than_others(

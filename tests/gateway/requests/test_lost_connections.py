@@ -21,7 +21,7 @@ from redis.exceptions import ResponseError
 import gateway.requests.replies
 from gateway.models.catalog import Catalog
 from gateway.parts import GatewayParts, running_parts
-from gateway.requests.departures import Departures
+from gateway.requests.departures import LEFT_BYTES_MAX, Departures
 from gateway.requests.infer_call import InferCall
 from gateway.requests.replies import Replies
 from gateway.settings import GatewaySettings
@@ -279,6 +279,32 @@ async def test_callers_who_leave_while_redis_is_away_take_their_requests_with_th
     assert queued() <= 4
     proxy.refuses = False
     assert [1, 2, 3] == [total(await answer) for answer in (first, named[0], unnamed[0])]
+
+
+async def test_large_requests_of_callers_who_leave_do_not_gather_while_redis_is_away(
+    behind_proxy: GatewayParts, proxy: Proxy
+) -> None:
+    """However many small ones of others wait: what was left counts no longer, and would fill the gateway."""
+    inference, queues = behind_proxy.inference, departures_of(behind_proxy)._queues.values()
+    proxy.refuses = True
+    proxy.cut_all()
+    first = inference.submit(floats(1))
+    async with asyncio.timeout(60):
+        while any(queues):
+            await asyncio.sleep(0.005)
+    small = [inference.submit(floats(1)) for _ in range(200)]
+    for _ in range(100):
+        inference.submit(floats(1 << 18)).cancel()
+    await asyncio.sleep(0)
+
+    assert sum(pending.size for queue in queues for pending in queue) < LEFT_BYTES_MAX + (2 << 20)
+    for answer in (first, *small):
+        answer.cancel()
+
+
+def floats(count: int) -> InferCall:
+    tensor = Tensor("INPUT0", "FP32", (1, count), bytes(4 * count))
+    return InferCall("echo", inputs=(tensor,))
 
 
 async def test_a_redis_that_stays_away_is_an_error_and_not_a_wait(
