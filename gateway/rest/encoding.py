@@ -7,9 +7,10 @@ from typing import TypeVar
 
 from starlette.types import Scope
 
-from gateway.bounds.fair_lock import FairLock
+from gateway.bounds.fair_lock import FairLock, through_in_thread
 from gateway.ports.turns import LoopTurns
 from gateway.rest.body import BULKY_BYTES, client_in
+from gateway.rest.compression import pack
 
 T = TypeVar("T")
 
@@ -35,3 +36,9 @@ class Encoding:
         if size > SMALL_BYTES:
             await self._turns.entered(client_in(scope))
         return encode()
+
+
+async def packed(content: bytes, encoding: str) -> bytes:
+    """As `pack`. A thread takes 30 us of the processor, more than a small answer takes to pack. Others have a thread
+    each, in which the event loop goes on."""
+    return pack(content, encoding) if len(content) <= SMALL_BYTES else await through_in_thread(pack, content, encoding)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 
 from starlette.types import Receive, Scope, Send
@@ -16,8 +15,8 @@ from gateway.requests.regions import NO_REGIONS, Regions
 from gateway.requests.waiting import Answer
 from gateway.rest.body import read_headers
 from gateway.rest.client_watch import ClientWatch
-from gateway.rest.compression import choose, pack
-from gateway.rest.encoding import Encoding
+from gateway.rest.compression import choose
+from gateway.rest.encoding import Encoding, packed
 from gateway.rest.operations import (
     BINARY_TYPE,
     BYTES,
@@ -86,7 +85,7 @@ class Infer:
         extra += session_headers(answer.session_id)
         encoding = choose(headers.accept_encoding) if headers.accept_encoding else ""
         if encoding:
-            content = await asyncio.to_thread(pack, content, encoding)
+            content = await packed(content, encoding)
             extra.append((b"content-encoding", encoding.encode()))
         del answer, future
         await send_bytes(send, 200, content, extra)

@@ -7,9 +7,10 @@ import threading
 
 import pytest
 
+from gateway.rest import encoding as encodings
 from gateway.rest import response
 from gateway.rest.body import BULKY_BYTES
-from gateway.rest.encoding import SMALL_BYTES, Encoding
+from gateway.rest.encoding import SMALL_BYTES, Encoding, packed
 from shared.contract.tensors import Tensor
 from tests.gateway.one_at_a_time import one_at_a_time
 
@@ -49,3 +50,16 @@ async def test_large_answers_are_written_in_a_thread_one_at_a_time(monkeypatch: 
 
     assert threading.get_ident() not in threads
     assert threading.get_ident() == await encoding.of(SCOPE, BULKY_BYTES, threading.get_ident)
+
+
+async def test_only_answers_that_take_long_are_packed_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[bool] = []
+
+    def pack(content: bytes, encoding: str) -> bytes:
+        threads.append(threading.current_thread() is not threading.main_thread())
+        return content[:1] + encoding.encode()
+
+    monkeypatch.setattr(encodings, "pack", pack)
+
+    assert [b"xgzip", b"xgzip"] == [await packed(b"x" * size, "gzip") for size in (SMALL_BYTES, SMALL_BYTES + 1)]
+    assert [False, True] == threads
