@@ -29,7 +29,8 @@ LARGE_BYTES = 1 << 18
 MEMBERS_MAX = 100_000
 """Members of all objects of a document. Each that is new takes 1 us, in which no other thread runs: 8 s for 64 MiB."""
 VALUES_MAX = 1_000_000
-"""Commas, arrays and objects of a document besides those in long arrays: 0.1 us each, in which no other thread runs."""
+"""Commas, arrays and objects of a document besides those in long arrays: 0.1 us each, in which no other thread runs.
+Also all braces."""
 MARK_BYTES = 34
 """Of what stands for a long array: a string of 32 digits."""
 BYTE_ORDER_MARK = "\ufeff".encode()
@@ -163,10 +164,10 @@ def parse_object(text: bytes) -> Json:
     return object_of(parse(text))
 
 
-def _check_size(members: int, objects: int) -> None:
+def _check_size(members: int, braces: int) -> None:
     if members > MEMBERS_MAX:
         raise RequestError(f"the objects of a request in JSON may have {MEMBERS_MAX} members together, not more")
-    if objects > VALUES_MAX:
+    if braces > VALUES_MAX:
         raise _too_many_values()
 
 

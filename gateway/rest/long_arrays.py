@@ -121,7 +121,7 @@ class _Marks(NamedTuple):
 
 def _marks(text: bytes, check: Callable[[int, int], None]) -> _Marks:
     found: list[_Marks] = []
-    members = objects = 0
+    members = braces = 0
     closed_last = -1
     for at, codes in outside_strings(text, 0, len(text)):
         places = np.flatnonzero((codes == COLON) | (codes == BEGIN) | (codes == END))
@@ -129,8 +129,8 @@ def _marks(text: bytes, check: Callable[[int, int], None]) -> _Marks:
         found.append(_Marks(places + at, codes[places], closes[np.searchsorted(closes, places + at) - 1]))
         closed_last = int(closes[-1])
         members += int(np.count_nonzero(found[-1].codes == COLON))
-        objects += int(np.count_nonzero(found[-1].codes == BEGIN))
-        check(members, objects)
+        braces += int(np.count_nonzero(found[-1].codes != COLON))
+        check(members, braces)
     return _Marks(*map(np.concatenate, zip(*found, strict=True)))
 
 
@@ -139,7 +139,7 @@ def long_arrays(text: bytes, parse: Parse, depth_max: int, check: Callable[[int,
 
     parse      parses a piece
     depth_max  arrays that are deeper are not checked, and not to be read
-    check      is given the number of members and objects as they are found, and may raise
+    check      is given the number of members and braces as they are found, and may raise
     """
     marks = _marks(text, check)
     far = np.flatnonzero(

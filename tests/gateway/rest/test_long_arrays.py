@@ -136,6 +136,7 @@ def test_what_is_wrong_is_told_with_its_place(text: bytes, words: str) -> None:
         request(b"[1]", shape=b"[" + b"1," * 101 + b"1]"),
         b'{"inputs":[%b{}]}' % (b"{}," * 101),
         b"[" + b"[]," * 101 + b"[]]",
+        b"}" * 101,
     ],
 )
 def test_very_many_values_besides_the_data_are_not_read(text: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
