@@ -71,7 +71,9 @@ def encode_generated(answer: Answer) -> bytes:
 def _writable(data: NDArray[Any] | list[str], *, is_scalar: bool = False) -> Any:
     """Elements as what orjson is to write: an array, or its only element (is_scalar)."""
     if len(data) > PIECE:
-        return orjson.Fragment(b"[%b]" % b",".join([_written(data[piece])[1:-1] for piece in pieces(len(data))]))
+        parts = [_written(data[piece])[1:-1] for piece in pieces(len(data))]
+        parts[0], parts[-1] = b"[" + parts[0], parts[-1] + b"]"
+        return orjson.Fragment(b",".join(parts))
     if isinstance(data, list) or data.dtype.kind != "f" or np.isfinite(data).all():
         return data[0] if is_scalar else data
     text = _written(data)

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from gateway.bounds import inflate
+from gateway.bounds.pieces import PIECE
 from gateway.requests.admission import admit
 from gateway.requests.classification import classify
 from gateway.requests.infer_call import InferCall
@@ -382,6 +383,14 @@ def test_numbers_that_json_lacks_change_nothing_else_of_an_answer():
     assert b'"data":[1e-7,NaN,Infinity]}' in body
     assert b'"data":["null %b"]' in body
     assert generated.startswith(b'{"T":-Infinity,"U":[1e-7,NaN],')
+
+
+@pytest.mark.parametrize("array", [np.where(np.arange(3 * PIECE + 1) % 9, 0.5, np.nan), np.array(["é"] * (PIECE + 1))])
+def test_large_outputs_are_written_in_pieces(array: Any) -> None:
+    body, _ = encode_answer(answer(wire(array)), OutputForms())
+
+    (output,) = json.loads(body)["outputs"]
+    assert np.array_equal(array, np.array(output["data"]), equal_nan=array.dtype.kind == "f")
 
 
 def test_text_output_that_is_no_text_is_refused_in_json():
