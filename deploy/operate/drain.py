@@ -100,7 +100,8 @@ async def ask(mesh: OperatedMesh, executors: Iterable[str]) -> tuple[list[str], 
     Returns the names under which the requests are kept, and lines about the models that nobody else serves.
     """
     known = await holdings(mesh)
-    names = [wish_name(who, known) for who in executors]
+    # Each once, also if it was given twice, or by its name and its id.
+    names = list(dict.fromkeys(wish_name(who, known) for who in executors))
     for name in names:
         await mesh.membership.drain(name, time.time_ns() // 1_000_000)
     return names, warnings_of(alone(names, known))
@@ -174,7 +175,7 @@ def progress(name: str, ones: Iterable[ExecutorHolding]) -> str:
 async def take_back(mesh: OperatedMesh, executors: Iterable[str]) -> None:
     """Takes drains back, and says so. Raises click.ClickException behind the last one if some are of nobody."""
     strangers: list[str] = []
-    for who in executors:
+    for who in dict.fromkeys(executors):
         if said := await serve_again(mesh, who):
             click.echo(f"{who}: {said}")
         else:

@@ -145,7 +145,7 @@ async def test_a_drain_may_be_taken_back_twice_and_an_unknown_name_never(
         settings = OperatorSettings(redis_url=redis_url, key_prefix=key_prefix)
         await run(settings, who, show=False, as_json=False, undo=True, wait=True)
 
-    await undo("executor-1")
+    await undo("executor-1", "executor-1")
     await undo("executor-1")
     with pytest.raises(click.ClickException, match="'executor-9' is not drained; drained are: none"):
         await undo("executor-9")
@@ -177,7 +177,8 @@ async def test_who_drains_the_last_executor_is_told_and_waits_until_it_is_empty(
             await membership.remove(REGISTRATION.executor)
 
     settings = OperatorSettings(redis_url=redis_url, key_prefix=key_prefix)
-    await run(settings, ("executor-1",), show=False, as_json=False, undo=False, wait=False)
+    twice = ("executor-1", "executor-1-ab", "executor-1")
+    await run(settings, twice, show=False, as_json=False, undo=False, wait=False)
     with monkeypatch.context() as patch:
         patch.setattr("deploy.operate.drain.asyncio.sleep", hand_over)
         await run(settings, ("executor-1",), show=False, as_json=False, undo=False, wait=True)
