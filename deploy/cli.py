@@ -15,7 +15,7 @@ from typing import Any
 import click
 from click.shell_completion import get_completion_class
 
-from deploy.local.endings import DIRECTORY_GONE, UNWRITABLE, drop_unwritten, prepare_streams, unusable
+from deploy.local.endings import UNWRITABLE, absent, drop_unwritten, prepare_streams, unusable
 from deploy.local.launcher import up
 from deploy.local.settings import UpSettings
 from deploy.local.terminal import show
@@ -70,7 +70,7 @@ class Program(click.Group):
             if error.filename is not None:
                 said = unusable(error)
             elif isinstance(error, FileNotFoundError):
-                said = DIRECTORY_GONE
+                said = absent(error)
             elif error.errno in UNWRITABLE:
                 said = f"the output cannot be written: {error.strerror}"
             else:

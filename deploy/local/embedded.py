@@ -139,14 +139,24 @@ def socket_url(path: Path) -> str:
 @contextmanager
 def socket_path(data_dir: Path, name: str = SOCKET_NAME) -> Generator[Path]:
     """The path of a socket: in the data directory, or, if that path is too long for the kernel, in a temporary
-    directory that is removed after the block. name: by default that of the server's socket"""
+    directory that is removed after the block. Raises click.ClickException if there can be none.
+
+    name  by default that of the server's socket
+    """
     path = data_dir.resolve() / name
     if is_short(path):
         yield path
         return
-    # Where temporary files go may be too long itself.
-    is_usual = is_short(Path(tempfile.gettempdir()) / "seqmesh-12345678" / name)
-    with tempfile.TemporaryDirectory(prefix="seqmesh-", dir=None if is_usual else "/tmp") as private:  # noqa: S108
+    try:
+        # Where temporary files go may be too long itself.
+        is_usual = is_short(Path(tempfile.gettempdir()) / "seqmesh-12345678" / name)
+        temporary = tempfile.TemporaryDirectory(prefix="seqmesh-", dir=None if is_usual else "/tmp")  # noqa: S108
+    except OSError as refused:
+        raise click.ClickException(
+            f"{path} is longer than the {SOCKET_PATH_BYTES_MAX} bytes of a socket's path, and there is no temporary "
+            f"directory for it ({refused}): give a shorter --data-dir"
+        ) from refused
+    with temporary as private:
         yield Path(private) / name
 
 

@@ -21,9 +21,6 @@ EXIT_NOT_BEGUN, EXIT_TOO_SOON = 2, 3
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
 """Why an open file cannot be written. That of standard output, above all; EPIPE: its reader has gone."""
 
-DIRECTORY_GONE = "the working directory has been removed: change to another one"
-"""What an error of a missing file means that names no file."""
-
 
 class NotBegunError(click.ClickException):
     """There is no verdict; the message says why."""
@@ -78,7 +75,7 @@ def errors_apart() -> Generator[None]:
         if error.filename is not None:
             raise NotBegunError(unusable(error)) from error
         if isinstance(error, FileNotFoundError):
-            raise NotBegunError(DIRECTORY_GONE) from error
+            raise NotBegunError(absent(error)) from error
         if error.errno not in UNWRITABLE:
             raise NotBegunError(unexpected(error)) from error
         if error.errno != errno.EPIPE:
@@ -92,6 +89,14 @@ def errors_apart() -> Generator[None]:
 def unusable(error: OSError) -> str:
     """What is said of an error that names a file: of a copy, the file that is written."""
     return f"{error.filename2 or error.filename} cannot be read or written: {error.strerror}"
+
+
+def absent(error: FileNotFoundError) -> str:
+    """What an error of a missing file means that names no file. Python has words of its own where no temporary
+    directory is usable.
+    """
+    is_gone = error.strerror == os.strerror(errno.ENOENT)
+    return "the working directory has been removed: change to another one" if is_gone else str(error.strerror)
 
 
 def unexpected(error: Exception) -> str:

@@ -315,7 +315,8 @@ class Launcher:
         while waiting := await self._not_ready():
             if time.monotonic() - said_at >= PROGRESS_INTERVAL_S:
                 said_at = time.monotonic()
-                say(f"waiting for {'; '.join(waiting)}. `seqmesh doctor` says what is not well")
+                doctor = command_line("seqmesh", "doctor", self._settings)
+                say(f"waiting for {'; '.join(waiting)}. `{doctor}` says what is not well")
             await asyncio.sleep(PROBE_INTERVAL_S)
         self._ready = True
         self._write_state()
@@ -378,9 +379,13 @@ def next_command(program: Path, settings: UpSettings) -> str:
     It begins as `program` was called, so that it can be pasted.
     """
     called = min(os.path.relpath(program), str(program), key=len) if program.name == "seqmesh" else "seqmesh"
+    return command_line(called, "doctor" if settings.models else "demo", settings)
+
+
+def command_line(program: str, command: str, settings: UpSettings) -> str:
+    """A command of the program that is about the mesh of these settings, as it is typed in the same folder."""
     is_default = settings.data_dir == UpSettings().data_dir
-    words = [called, "doctor" if settings.models else "demo"]
-    return shlex.join(words if is_default else [*words, "--data-dir", str(settings.data_dir)])
+    return shlex.join([program, command, *([] if is_default else ["--data-dir", str(settings.data_dir)])])
 
 
 def now_ms() -> int:

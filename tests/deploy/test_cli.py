@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from importlib.abc import MetaPathFinder
 from pathlib import Path
@@ -193,6 +195,18 @@ def test_a_working_directory_that_is_gone_is_told(tmp_path: Path, monkeypatch: p
 
     assert "Error: the working directory has been removed" in said.output
     assert 1 == said.exit_code
+
+
+def test_that_no_temporary_directory_is_usable_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_usable() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr(tempfile, "gettempdir", none_usable)
+
+    said = CliRunner().invoke(cli.main, ["demo", "--private"])
+
+    assert "Error: No usable temporary directory found in ['/tmp']" in said.output
+    assert EXIT_NOT_BEGUN == said.exit_code
 
 
 @pytest.mark.parametrize("command", ["seq", "drain"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import stat
@@ -143,6 +144,17 @@ def test_a_socket_lies_with_the_data_or_where_the_path_is_too_long_in_a_director
             listener.bind(str(far))
         assert 0o700 == mode(far.parent)
     assert not far.parent.exists()
+
+
+def test_a_data_directory_whose_path_is_too_long_is_named_where_there_is_no_other_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/absent")
+
+    with pytest.raises(click.ClickException) as refused, socket_path(tmp_path / ("x" * 100)):
+        pass
+
+    assert re.search(r"longer than the 103 bytes .*/absent/.* shorter --data-dir", refused.value.message)
 
 
 def test_nobody_gets_in_without_the_password_which_no_list_of_processes_shows(private_server: EmbeddedRedis) -> None:

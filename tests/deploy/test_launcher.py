@@ -190,7 +190,7 @@ def test_who_waits_for_models_is_told_the_log_of_the_executor_that_loads_them_an
 
     # Before, it may be told of one of them that it does not listen yet.
     told = [f"gateway-{number} (no executor serves yet; {log})" for number in (1, 2)]
-    launcher.reads_until(f"waiting for {'; '.join(told)}. `seqmesh doctor`")
+    launcher.reads_until(f"waiting for {'; '.join(told)}. `seqmesh doctor --data-dir ")
 
 
 def test_warnings_of_children_reach_the_terminal_and_everything_reaches_their_logs(launch: Launch) -> None:
