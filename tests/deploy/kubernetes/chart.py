@@ -40,11 +40,23 @@ class RefusedValuesError(Exception):
 
 
 def rendered(values: Mapping[str, Any], *, name: str = RELEASE, namespace: str = NAMESPACE) -> dict[str, str]:
-    """The chart's files with these values, without those that are empty, by the names of their templates.
+    """The chart's objects with these values, by the names of their templates, without those that are empty.
 
     Raises RefusedValuesError for values that the schema or a template refuses. Whatever `helm lint --strict` complains
     of fails the test.
     """
+    files = said_of(values, name, namespace)["files"]
+    found = {path.rsplit("/", 1)[1]: text.strip() + "\n" for path, text in files.items() if path.endswith(".yaml")}
+    return {name: text for name, text in found.items() if any(yaml.safe_load_all(text))}
+
+
+def notes(values: Mapping[str, Any], *, name: str = RELEASE, namespace: str = NAMESPACE) -> str:
+    """What whoever installs the chart reads then. Raises as `rendered`."""
+    return said_of(values, name, namespace)["files"]["seqmesh/templates/NOTES.txt"]
+
+
+def said_of(values: Mapping[str, Any], name: str, namespace: str) -> dict[str, Any]:
+    """What Helm makes of these values, and says of them. Raises RefusedValuesError."""
     question = question_of(values, name, namespace)
     if question not in _answers:
         ask([question])
@@ -53,8 +65,7 @@ def rendered(values: Mapping[str, Any], *, name: str = RELEASE, namespace: str =
         raise RefusedValuesError(said["refused"])
     # 2 is a warning. An icon is recommended (1), and none of these values is about it.
     assert [] == [message for message in said["lint"]["messages"] if message["severity"] > 1]
-    files = {path.rsplit("/", 1)[1]: text.strip() + "\n" for path, text in said["files"].items()}
-    return {name: text for name, text in files.items() if any(yaml.safe_load_all(text))}
+    return said
 
 
 def question_of(values: Mapping[str, Any], name: str = RELEASE, namespace: str = NAMESPACE) -> str:

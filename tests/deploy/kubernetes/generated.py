@@ -1,5 +1,6 @@
-"""What of the chart is made: the settings in its schema, from the code; its alerts, from those of `deploy/prometheus`,
-because a chart reads no file outside itself; and the plain manifests, made from the chart.
+"""What of the chart is made: the settings in its schema, from the code; its alerts, and their names in the schema,
+from those of `deploy/prometheus`, because a chart reads no file outside itself; and the plain manifests, made from the
+chart.
 
 Helm refuses a setting that does not exist, or whose value cannot be, before anything is started.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import typing
 from collections.abc import Iterable
 from importlib.metadata import entry_points
@@ -21,7 +23,7 @@ from scheduler.settings import SchedulerSettings
 from shared.settings import ENTRY_POINTS, Meaning, MeshSettings, SettingsClass
 from tests.deploy.kubernetes.chart import CHART, rendered
 from tests.markdown_pages import ROOT
-from tests.monitoring_files import PROMETHEUS
+from tests.monitoring_files import PROMETHEUS, rules
 
 SCHEMA = CHART / "values.schema.json"
 ALERTS = CHART / "alerts.yaml"
@@ -52,6 +54,7 @@ def schema() -> str:
     written = json.loads(SCHEMA.read_text())
     for name, kind in SETTINGS.items():
         written["definitions"][f"{name}_settings"] = schema_of(kind)
+    written["definitions"] |= schemas_of_alerts()
     return json_text(written) + "\n"
 
 
@@ -77,7 +80,12 @@ def schema_of(settings_type: type[SettingsClass]) -> dict[str, Any]:
         for field in dataclasses.fields(settings_type)
         if field.name not in OF_THE_CHART and not field.metadata["meaning"].secret
     }
-    return {"type": "object", "additionalProperties": False, "properties": found}
+    return closed(found)
+
+
+def closed(properties: dict[str, Any]) -> dict[str, Any]:
+    """An object that has no other names."""
+    return {"type": "object", "additionalProperties": False, "properties": properties}
 
 
 def schema_of_setting(kind: Any, meaning: Meaning) -> dict[str, Any]:
@@ -94,6 +102,26 @@ def schema_of_setting(kind: Any, meaning: Meaning) -> dict[str, Any]:
     return (
         {"anyOf": [number, {"type": "string", "pattern": "^[0-9]+ *[kKMG]i?B$"}]} if meaning.unit == "bytes" else number
     )
+
+
+def schemas_of_alerts() -> dict[str, Any]:
+    """What of each alert values may change. Its bound is the number at the end of the one comparison that decides."""
+    changes = {
+        "enabled": {"type": "boolean"},
+        "for": {"type": "string", "pattern": "^[0-9]+[smhd]$"},
+        "severity": {"type": "string", "minLength": 1},
+    }
+    kinds = {rule["alert"]: "alert_with_bound" if has_bound(rule["expr"]) else "alert" for rule in rules()}
+    return {
+        "alert": closed(changes),
+        "alert_with_bound": closed({"bound": {"type": "number", "minimum": 0}, **changes}),
+        "alerts": closed({alert: {"$ref": f"#/definitions/{kind}"} for alert, kind in kinds.items()}),
+    }
+
+
+def has_bound(expression: str) -> bool:
+    """Whether an alert compares with a number that an operator may choose."""
+    return " or " not in expression and re.search(r"[<>] [0-9.]+$", expression) is not None
 
 
 def alerts() -> str:

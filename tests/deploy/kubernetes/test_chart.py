@@ -21,13 +21,23 @@ import yaml
 from deploy.local.embedded import held_port
 from shared.checks import CHECKS
 from shared.settings import parse_settings
-from tests.deploy.kubernetes.chart import CHART, RefusedValuesError, ask, containers, objects, question_of, rendered
+from tests.deploy.kubernetes.chart import (
+    CHART,
+    RefusedValuesError,
+    ask,
+    containers,
+    notes,
+    objects,
+    question_of,
+    rendered,
+)
 from tests.deploy.kubernetes.generated import (
     ALERTS,
     MANIFESTS,
     SCHEMA,
     SETTINGS,
     alerts,
+    has_bound,
     manifests,
     schema,
     settings_classes,
@@ -147,6 +157,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"gateway": {"podLabels": {"team": 7}}}, "podLabels"),
     ({"redis": {"internal": {"podLabels": {"app.kubernetes.io/component": "other"}}}}, "redis.podLabels"),
     ({"executor": {"modelsVolume": {"emptyDir": {}, "hostPath": {"path": "/"}}}}, "modelsVolume"),
+    ({"prometheusRule": {"alerts": {"SeqmeshSlow": {"bound": 2}}}}, "SeqmeshSlow"),
+    ({"prometheusRule": {"alerts": {"SeqmeshNoExecutor": {"bound": 2}}}}, "bound"),
 ]
 """Values, and words of what Helm says about them."""
 DOCUMENTED: list[dict[str, Any]] = [
@@ -384,6 +396,46 @@ def test_the_alerts_of_the_chart_are_those_of_prometheus_with_the_labels_that_ar
     assert rules() == [alert for group in rule["spec"]["groups"] for alert in group["rules"]]
     assert "prometheus" == rule["metadata"]["labels"]["release"]
     assert ALERTS.read_text() == alerts(), "make reference"
+
+
+def test_an_alert_is_as_prometheus_has_it_but_for_what_the_values_say() -> None:
+    changed = {"SeqmeshRequestsSlow": {"bound": 0.25, "for": "1m", "severity": "critical"}}
+    absent = {"SeqmeshRedisKeepsNoLog": {"enabled": False}}
+    values = {"prometheusRule": {"enabled": True, "alerts": changed | absent}}
+    (rule,) = (one for one in objects(values) if one["kind"] == "PrometheusRule")
+    found = {alert["alert"]: alert for group in rule["spec"]["groups"] for alert in group["rules"]}
+
+    expected = {alert["alert"]: alert for alert in rules() if alert["alert"] not in absent}
+    slow = expected["SeqmeshRequestsSlow"]
+    slow |= {"expr": slow["expr"].removesuffix("1") + "0.25", "for": "1m", "labels": {"severity": "critical"}}
+    assert expected == found
+
+
+def test_only_an_alert_whose_last_comparison_decides_has_a_bound() -> None:
+    bounded = {rule["alert"] for rule in rules() if has_bound(rule["expr"])}
+
+    assert {"SeqmeshRequestsSlow", "SeqmeshStepsFail", "SeqmeshRedisMemory", "SeqmeshRedisSlow"} <= bounded
+    assert bounded.isdisjoint({"SeqmeshExecutorLost", "SeqmeshNoExecutor", "SeqmeshUnreadableValues"})
+
+
+@ALL
+def test_who_installs_the_chart_reads_which_objects_there_are(values: dict[str, Any]) -> None:
+    found = objects(values)
+    said = notes(values)
+
+    for kind, prefix in (("Service", "service/"), ("Deployment", "deploy/")):
+        assert set(re.findall(rf" {prefix}(\S+)", said)) <= {
+            one["metadata"]["name"] for one in found if one["kind"] == kind
+        }
+    secrets = {
+        volume["secret"]["secretName"]
+        for one in found
+        if one["kind"] in WORKLOADS
+        for volume in one["spec"]["template"]["spec"]["volumes"]
+        if volume["name"] in {"redis", "token"}
+    }
+    assert secrets == set(re.findall(r"[Ss]ecret ([\w-]+)[ ,.]", said)) - {"or"}
+    assert ("/#token=" in said) == values.get("console", {}).get("enabled", False)
 
 
 @ALL
