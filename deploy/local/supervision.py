@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum
 
 from shared.contract.errors import FAILED
-from shared.process.endings import ending
+from shared.process.endings import SAME_STOP_S, ending
 
 STOP_ORDER = ("console", "gateway", "executor", "scheduler", "redis")
 SERVER = "redis"
@@ -130,6 +130,7 @@ class Supervision:
         self._was_ready = False
         self._stage: int | None = None
         self._stage_deadline_ms = 0
+        self._asked_ms = -1 << 62
         self._killed = False
         self._finished = False
         self._exit_code = 0
@@ -159,7 +160,7 @@ class Supervision:
             case Exited(name, code):
                 return self._exited(self._children[name], code, now_ms)
             case MeshEvent.STOP_REQUESTED:
-                return self._kill() if self.stopping else self._stop(0, now_ms)
+                return self._asked_to_stop(now_ms)
             case MeshEvent.TIME_PASSED:
                 return self._tick(now_ms)
 
@@ -207,6 +208,12 @@ class Supervision:
             for child in self._children.values()
             if child.status is Status.PAUSING and now_ms >= child.since_ms
         ]
+
+    def _asked_to_stop(self, now_ms: int) -> list[Action]:
+        if self.stopping:
+            return self._kill() if now_ms - self._asked_ms >= 1000 * SAME_STOP_S else []
+        self._asked_ms = now_ms
+        return self._stop(0, now_ms)
 
     def _stop(self, exit_code: int, now_ms: int) -> list[Action]:
         self._exit_code = exit_code

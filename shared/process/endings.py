@@ -1,8 +1,12 @@
-"""How a process ended, in words."""
+"""How processes end: how they are told to, and in words."""
 
 from __future__ import annotations
 
 import signal
+
+SAME_STOP_S = 0.1
+"""A stop that comes again within this time is no second one. GNU's `timeout` sends its signal to the process and to its
+group; nobody presses keys so fast."""
 
 
 def ending(code: int) -> str:

@@ -11,7 +11,7 @@ The effect of the first SIGTERM or SIGINT depends on when it comes:
                                instance the load of a model, is cut off after `CUT_OFF_S`
     the service has started    the stop is requested; a second signal cancels the service without draining
 
-In the first two cases the exit code is 0 as well.
+In the first two cases the exit code is 0 as well. One that comes within `SAME_STOP_S` is no second one.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from typing import Any
 import uvloop
 
 from shared.contract.errors import MeshError
+from shared.process.endings import SAME_STOP_S
 from shared.process.logs import Level, log
 from shared.process.machine import raise_open_files
 
@@ -196,14 +197,19 @@ async def serve_until_stopped(serve: Serve, when_cancelled: Callable[[], None] =
     loop = asyncio.get_running_loop()
     this_task = asyncio.current_task()
     assert this_task is not None
+    requested_s = 0.0
 
     def on_signal(received: signal.Signals) -> None:
+        nonlocal requested_s
         if stop.requested:
+            if loop.time() - requested_s < SAME_STOP_S:
+                return
             log(Level.WARNING, "second stop signal, not draining", signal=received.name)
             this_task.cancel()
         else:
             log(Level.INFO, "stopping" if stop.has_started else "stopping at the start", signal=received.name)
             stop.request(received.name)
+            requested_s = loop.time()
             if not stop.has_started:
                 when_cancelled()
                 this_task.cancel()

@@ -30,6 +30,7 @@ from deploy.local.launcher import next_command, up
 from deploy.local.plans import gateway_ports, number_of_gateways, shares_of_memory
 from deploy.local.settings import UpSettings
 from shared.contract.limits import GATEWAY_MEMORY_MIN
+from shared.process.endings import SAME_STOP_S
 from shared.process.machine import available_bytes
 from tests.markdown_pages import ROOT
 from tests.mesh.running_mesh import PATIENCE_S, wait
@@ -406,6 +407,7 @@ def test_a_second_ctrl_c_kills_a_child_that_does_not_stop(launch: Launch) -> Non
 
     launcher.process.send_signal(signal.SIGINT)
     launcher.reads_until("stopping")
+    time.sleep(2 * SAME_STOP_S)
     launcher.process.send_signal(signal.SIGINT)
 
     launcher.reads_until("killing everything")

@@ -204,12 +204,21 @@ def test_a_second_request_kills_everything_at_once() -> None:
     supervision = ready()
     supervision.handle(MeshEvent.STOP_REQUESTED, 0)
 
-    killed = effects(supervision.handle(MeshEvent.STOP_REQUESTED, 5))
+    killed = effects(supervision.handle(MeshEvent.STOP_REQUESTED, 500))
 
     assert killed == [Send(name, signal.SIGKILL) for name, _ in CHILDREN]
-    assert supervision.handle(MeshEvent.STOP_REQUESTED, 6) == []
-    ended = [supervision.handle(Exited(name, -signal.SIGKILL), 7) for name, _ in CHILDREN]
+    assert supervision.handle(MeshEvent.STOP_REQUESTED, 600) == []
+    ended = [supervision.handle(Exited(name, -signal.SIGKILL), 700) for name, _ in CHILDREN]
     assert ended == [[], [], [], [Finish(1)]]
+
+
+def test_a_request_that_comes_twice_in_a_moment_is_one() -> None:
+    """As that of GNU's `timeout`."""
+    supervision = ready()
+    supervision.handle(MeshEvent.STOP_REQUESTED, 1000)
+
+    assert supervision.handle(MeshEvent.STOP_REQUESTED, 1001) == []
+    assert supervision.handle(Exited("gateway-1", 0), 1002) == [Send("executor-1", signal.SIGTERM)]
 
 
 def test_a_child_that_was_waiting_for_its_restart_is_not_started_during_a_stop() -> None:

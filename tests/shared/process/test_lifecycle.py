@@ -87,7 +87,8 @@ def test_that_a_client_takes_nothing_more_is_no_failure_of_the_service(caplog: p
     assert [RuntimeError] == told
 
 
-async def test_the_second_signal_cancels_a_drain_that_does_not_end() -> None:
+async def test_the_second_signal_cancels_a_drain_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifecycle, "SAME_STOP_S", 0)
     story: list[str] = []
 
     async def serve(tasks: Tasks, stop: Stop) -> None:
@@ -102,6 +103,23 @@ async def test_the_second_signal_cancels_a_drain_that_does_not_end() -> None:
 
     assert await serve_until_stopped(serve) == 1
     assert story == ["cleaned up"]
+
+
+async def test_a_signal_that_comes_twice_in_a_moment_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of GNU's `timeout`."""
+    monkeypatch.setattr(lifecycle, "SAME_STOP_S", 60)
+    story: list[str] = []
+
+    async def serve(tasks: Tasks, stop: Stop) -> None:
+        stop.started()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await stop.wait()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(0.01)
+        story.append("drained")
+
+    assert await serve_until_stopped(serve) == 0
+    assert story == ["drained"]
 
 
 @pytest.mark.parametrize("is_abstract", [False, True])
