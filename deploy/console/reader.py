@@ -126,11 +126,12 @@ class MeshReader:
     async def _sequences(
         self, mesh: OperatedMesh, executors: Sequence[ExecutorHolding], watched: Collection[SequenceId]
     ) -> tuple[list[SequenceStatus], dict[SequenceId, SequenceStatus | None], bool]:
-        """Followed sequences, watched ones, and whether all that hold a slot are among the followed."""
+        """Followed sequences, watched ones, and whether all that hold a slot are followed; else none is."""
         is_complete = sum(one.total for one in executors) <= FOLLOWED_MAX
         held = await _held(mesh, executors) if is_complete else set[SequenceId]()
-        # One that has left its slot is followed until it is over: it moves, or is paged.
-        names = [*held, *sorted(self._followed - held)][:FOLLOWED_MAX]
+        # One that has left its slot is followed until it is over: it moves, or is paged. Of too many a few would look
+        # like all of them.
+        names = [*held, *sorted(self._followed - held)][:FOLLOWED_MAX] if is_complete else []
         self._followed = held
         asked = list(dict.fromkeys([*names, *watched]))
         found = dict(zip(asked, await mesh.sequences.statuses(asked), strict=True)) if asked else {}

@@ -32,7 +32,7 @@ class Snapshot:
     lines       the waiting line of each model with sequences
     live        of each model with sequences: how many live, in a slot or without one
     queued      stateless requests that no executor has taken yet, by model and version
-    sequences   those that are followed one by one; all that hold a slot if `is_complete`
+    sequences   those that are followed one by one: all that hold a slot, or held one, if `is_complete`; else none
     watched     sequences that a page looks at; None for one that the mesh does not know
     """
 

@@ -413,8 +413,9 @@ async def test_a_mesh_with_more_sequences_than_are_followed_is_shown_in_numbers(
 ) -> None:
     shard = mesh.keys.shards[0]
     members = [f"sum||i{number}" for number in range(1000, 1000 + FOLLOWED_MAX)]
-    await cast("Any", redis).sadd(mesh.keys.owned(shard, ALICE, "sum"), *members)
     reader = MeshReader(redis, key_prefix)
+    assert (await reader.read()).sequences, "followed while they were few"
+    await cast("Any", redis).sadd(mesh.keys.owned(shard, ALICE, "sum"), *members)
     before = await calls(redis)
 
     now = await reader.read([mesh.sequence(42)])
