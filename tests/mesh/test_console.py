@@ -230,6 +230,30 @@ async def test_an_executor_that_leaves_already_is_not_offered_for_draining(visit
     await expect(page.get_by_role("button", name="Drain executor-1")).to_have_count(0)
 
 
+async def test_who_kills_an_executor_with_more_sequences_than_are_followed_is_not_told_that_it_had_none(
+    visit: Visit, console: str
+) -> None:
+    page = await visit(console)
+    # What the page hears of a larger mesh, whose executor lives on.
+    await page.add_init_script("""
+        const parse = JSON.parse;
+        JSON.parse = (text) => {
+            const said = parse(text);
+            if ("is_complete" in said) Object.assign(said, { is_complete: false, sequences: [] });
+            for (const executor of said.executors ?? []) executor.models[0].held = 300;
+            return said;
+        };
+    """)
+    await page.route("**/api/executors/executor-1/kill", lambda route: route.fulfill(json={"text": "killed"}))
+    await page.reload()
+
+    await page.get_by_role("button", name="Kill executor-1").click()
+    await expect(page.get_by_role("dialog")).to_contain_text("300 sequences")
+    await page.get_by_role("button", name="Kill it").click()
+
+    await expect(page.locator("[data-kill=executor-1]")).to_contain_text("too many to be followed one by one")
+
+
 async def test_an_id_is_seen_for_what_it_is_and_its_command_is_safe_to_paste(
     visit: Visit, console: str, caller: GrpcCaller
 ) -> None:

@@ -8,7 +8,7 @@ export function KillDialog({ executor, close }: { executor: Executor; close: () 
   const held = executor.models.reduce((sum, one) => sum + one.held, 0);
 
   async function kill(): Promise<void> {
-    beginKill(executor.name, executor.id);
+    beginKill(executor.name, executor.id, held);
     try {
       await ask(`/api/executors/${encodeURIComponent(executor.name)}/kill`, "POST");
     } catch (refused) {
@@ -47,6 +47,7 @@ export function KillReport({ kill }: { kill: Kill | null }) {
 
 function report(kill: Kill): string {
   const all = kill.had.size;
+  if (kill.held > 0 && all === 0) return "Its sequences are too many to be followed one by one: the executors' numbers show where they go on.";
   if (all === 0) return "It had no sequence, so nothing had to be taken over.";
   const over = kill.over ? ` ${kill.over} came to an end meanwhile.` : "";
   const resting = kill.resting ? ` ${kill.resting} rest in Redis until the next step.` : "";

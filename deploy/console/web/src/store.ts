@@ -12,6 +12,8 @@ export interface Kill {
   executor: string;
   id: string;
   at: number;
+  /** How many it held, and those of them that are followed one by one. */
+  held: number;
   had: Set<string>;
   goneOn: number;
   resting: number;
@@ -109,9 +111,9 @@ export function sequencesOf(view: View, executor: string, model: string): Sequen
     .sort((a, b) => a.instance - b.instance || a.slot - b.slot);
 }
 
-export function beginKill(name: string, id: string): void {
+export function beginKill(name: string, id: string, held: number): void {
   const had = new Set((state.view?.sequences ?? []).filter((one) => one.executor === id).map(keyOf));
-  change({ notice: null, kill: { executor: name, id, at: Date.now(), had, goneOn: 0, resting: 0, over: 0, tookMs: 0 } });
+  change({ notice: null, kill: { executor: name, id, at: Date.now(), held, had, goneOn: 0, resting: 0, over: 0, tookMs: 0 } });
 }
 
 /** Says what an action did, until the next one, or until it is closed. */
