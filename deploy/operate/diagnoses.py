@@ -300,12 +300,15 @@ def of_executors(members: Sequence[Member], drained: Iterable[str]) -> Iterator[
 def of_leaders(led: Mapping[str, bool]) -> Iterator[Diagnosis]:
     """Models whose sequences no scheduler leads. led: whether one does, by model"""
     for model in sorted(model for model, has_leader in led.items() if not has_leader):
-        text = "no scheduler leads it: its sequences neither expire nor are taken over"
+        text = "no scheduler leads it: its sequences neither expire nor are taken over, and new ones find no slot soon"
         yield fail(f"model {model}", text, "look into the schedulers' logs, or run another one")
 
 
 def of_models(members: Sequence[Member], lines: Mapping[str, WaitingLine]) -> Iterator[Diagnosis]:
-    """Models that cannot be loaded, call themselves not ready, or have sequences that wait for a slot."""
+    """Models that cannot be loaded, call themselves not ready, or have sequences that wait for a slot.
+
+    lines  of the models that are led: without a leader no executor helps who waits
+    """
     usable = [member for member in members if member.usable]
     served = {one.model for member in usable for one in member.registration.models}
     yield from _failed(usable)

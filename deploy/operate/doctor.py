@@ -171,13 +171,13 @@ async def of_members(mesh: OperatedMesh, *, are_all_there: bool) -> list[Diagnos
     """Diagnoses of the services and models of a mesh. Which sequences wait only all nodes of a Cluster tell."""
     members = await mesh.membership.members()
     records = await mesh.membership.models()
-    models = sorted(records)
     led = {
         model: bool(await mesh.redis.exists(mesh.keys.leader(model)))
         for model, record in records.items()
         if record.config.sequence_batching is not None
     }
-    lines = await read_lines(mesh.redis, mesh.keys, models) if are_all_there else {}
+    with_leader = sorted(model for model, has_leader in led.items() if has_leader)
+    lines = await read_lines(mesh.redis, mesh.keys, with_leader) if are_all_there else {}
     return [
         *diagnoses.of_services(await services(mesh.redis, mesh.keys), await redis_now_ms(mesh.redis)),
         *diagnoses.of_executors(members, await mesh.membership.drained()),

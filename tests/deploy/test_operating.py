@@ -30,7 +30,7 @@ from deploy.operate.doctor import of_gateways
 from deploy.operate.operating import OperatedMesh, connected, found_mesh, holdings
 from deploy.operate.settings import OperatorSettings
 from deploy.operate.texts import aligned, id_text
-from shared.contract.ids import ExecutorId, sequence_id
+from shared.contract.ids import ExecutorId, ShardId, sequence_id
 from shared.contract.messages import ExecutorRegistration, ModelRecord, ServedModel, StepFlag
 from shared.contract.model_config import Direct, EnsembleStep, ModelConfig, SequenceBatching
 from shared.contract.tenants import TenantLimits
@@ -214,6 +214,29 @@ async def test_a_doctor_finds_what_a_mesh_lacks(server_of_a_mesh: EmbeddedRedis)
 
     assert {"maxmemory-policy allkeys-lru may drop live sequences", "no gateway runs", "no scheduler runs"} < set(found)
     assert [True] == ["cannot be reached" in text for text in gone]
+
+
+@pytest.mark.parametrize("is_led", [False, True])
+async def test_a_doctor_asks_for_executors_where_they_would_help(
+    redis: AsyncRedis, key_prefix: str, *, is_led: bool
+) -> None:
+    keys = Keyspace(key_prefix)
+    membership = Membership(redis, keys)
+    served = ServedModel("sum", "1", 1, 4)
+    await membership.register(
+        ExecutorRegistration(ExecutorId("one-a"), "one", "host", 1, 1, models=(served,)), lease_ms=60_000
+    )
+    config = ModelConfig("sum", "python", "", 4, (), (), sequence_batching=SequenceBatching(Direct(), 1))
+    await membership.publish(ModelRecord(config, "{}", ("1",)))
+    await redis.hset(keys.line(ShardId(0), "sum"), "w", 3)
+    if is_led:
+        await redis.set(keys.leader("sum"), "someone", px=60_000)
+
+    found = await doctor.of_members(OperatedMesh(redis, keys, membership), are_all_there=True)
+
+    assert [(Severity.WARN if is_led else Severity.FAIL)] == [
+        one.severity for one in found if one.subject == "model sum" and one.severity is not Severity.OK
+    ]
 
 
 async def test_a_doctor_takes_nobody_for_dead_where_redis_takes_no_writes(server_of_a_mesh: EmbeddedRedis) -> None:
