@@ -50,15 +50,23 @@ async def joined(state: MeshState, model: str) -> AsyncGenerator[LocalMesh]:
         async with connect(state.redis_url, retries=0) as redis:
             keys = await keys_of_mesh(redis, state.key_prefix)
             assert keys is not None, "the mesh has started"
-            if await Membership(redis, keys).model(model) is None:
-                raise click.ClickException(
-                    f"the mesh that runs here has no model '{model}': --private starts one that has"
-                )
+            membership = Membership(redis, keys)
+            if await membership.model(model) is None:
+                raise click.ClickException(await why_not_served(membership, model))
             yield LocalMesh(state, model, redis, keys)
     except REDIS_LOST as lost:
         raise click.ClickException(
             f"Redis of the mesh cannot be reached ({lost}): `seqmesh doctor` tells more"
         ) from lost
+
+
+async def why_not_served(membership: Membership, model: str) -> str:
+    """Why no executor serves a model: its load failed, perhaps in the demo's own mesh, or none is called so."""
+    entries = [entry for member in await membership.members() for entry in member.registration.repository]
+    reasons = [entry.reason for entry in entries if entry.model == model and entry.reason]
+    if reasons:
+        return f"model '{model}' is not loaded: {reasons[0]}"
+    return f"the mesh that runs here has no model '{model}': --private starts one that has"
 
 
 class LocalMesh:

@@ -36,7 +36,7 @@ from deploy.local.endings import EXIT_NOT_BEGUN
 from deploy.local.private_mesh import environment_without_settings, private_mesh, ready_state
 from deploy.local.terminal import styled
 from shared.contract.ids import ExecutorId
-from shared.contract.messages import ExecutorRegistration
+from shared.contract.messages import ExecutorRegistration, RepositoryEntry
 from shared.store.agreement import agree
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
@@ -284,6 +284,21 @@ async def test_a_mesh_that_lacks_the_model_is_told_at_once(redis: Redis, redis_u
     async with AsyncExitStack() as stack:
         with pytest.raises(click.ClickException, match="no model 'text_lstm': --private starts"):
             await stack.enter_async_context(joined(state, "text_lstm"))
+
+
+async def test_a_model_that_could_not_be_loaded_is_told_with_the_reason(
+    redis: Redis, redis_url: str, key_prefix: str
+) -> None:
+    """Also of the demo's own mesh: `--private` would start the same once more."""
+    keys = await agree(redis, key_prefix, 1)
+    failed = RepositoryEntry("text_lstm", state="UNAVAILABLE", reason="unable to find backend 'pytorch'")
+    executor = ExecutorRegistration(ExecutorId("one-a"), "one", "host", 1, 1, repository=(failed,))
+    await Membership(redis, keys).register(executor, lease_ms=60_000)
+    state = msgspec.structs.replace(mesh_of(1), redis_url=redis_url, key_prefix=key_prefix)
+
+    with pytest.raises(click.ClickException, match="'text_lstm' is not loaded: unable to find backend 'pytorch'"):
+        async with joined(state, "text_lstm"):
+            pass
 
 
 async def test_a_mesh_whose_redis_is_lost_is_told_with_the_remedy() -> None:
