@@ -1,4 +1,6 @@
-"""The health checks of `compose.yaml` that ask over HTTP, against a server that is well or not."""
+"""What containers of `compose.yaml` ask where Docker gives them a proxy: health checks against a server that is well or
+not, and the collector.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -25,6 +28,13 @@ class Answering(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 -- http.server's name
         pass
+
+
+@pytest.mark.parametrize("service", ["gateway", "scheduler", "executor"])
+def test_spans_go_to_the_collector_itself(service: str) -> None:
+    environment = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"][service]["environment"]
+
+    assert urlsplit(environment["OTEL_EXPORTER_OTLP_ENDPOINT"]).hostname == environment["no_grpc_proxy"]
 
 
 @pytest.mark.parametrize(
