@@ -30,6 +30,8 @@ SILENT_MS = 3000 * TELL_EVERY_S
 """A service that has told nothing for so long was killed or hangs, for all that one can see; it tells far oftener."""
 OPEN_FILES_MIN = 4096
 DISK_BYTES_MIN = 1 << 30
+DISK_BYTES_TO_START = 8 << 20
+"""An empty mesh has written 0.3 MB when it is ready, its scripts and logs; some room is for what follows."""
 
 
 class Severity(enum.StrEnum):
@@ -378,9 +380,11 @@ def of_open_files(limit: int) -> Diagnosis:
 
 def of_disk(free: int, where: str) -> Diagnosis:
     """Room for the embedded Redis and the logs. free: bytes"""
-    if free < DISK_BYTES_MIN:
-        return warn("disk", f"{size(free)} free in {where}", "the embedded Redis and the logs need room")
-    return ok("disk", f"{size(free)} free in {where}")
+    text = f"{size(free)} free in {where}"
+    if free >= DISK_BYTES_MIN:
+        return ok("disk", text)
+    said = warn if free >= DISK_BYTES_TO_START else fail
+    return said("disk", text, "the embedded Redis and the logs need room")
 
 
 def of_no_mesh(data_dir: str, *, can_keep_data: bool) -> Diagnosis:

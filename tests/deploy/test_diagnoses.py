@@ -286,7 +286,8 @@ def test_a_model_that_is_served_as_it_was_before_its_last_load_is_warned_of() ->
 
 def test_what_a_machine_lacks_is_warned_of() -> None:
     assert [Severity.WARN, Severity.OK, Severity.OK] == [of_open_files(limit).severity for limit in (1024, 65536, -1)]
-    assert [Severity.WARN, Severity.OK] == [of_disk(free, "/data").severity for free in (1 << 20, 1 << 40)]
+    severities = [of_disk(free, "/data").severity for free in (1 << 20, 1 << 25, 1 << 40)]
+    assert [Severity.FAIL, Severity.WARN, Severity.OK] == severities
     assert Severity.WARN is of_gpus(["H200"], "", "2.13.0+cpu").severity
     assert Severity.OK is of_gpus(["H200"], "", "2.13.0+cu130").severity
     assert Severity.OK is of_gpus([], "", "2.13.0+cpu").severity
