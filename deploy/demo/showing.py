@@ -38,7 +38,10 @@ async def client_of(url: str) -> AsyncGenerator[AsyncClient]:
     except (OSError, UnicodeError) as failure:  # also one of the time, and of a name that no host can have
         raise click.ClickException(f"no answer from {url}: {failure}") from failure
     if not speaks:
-        raise click.ClickException(f"{url} does not speak gRPC: --url names the gRPC port of a gateway")
+        raise click.ClickException(
+            f"{url} does not speak gRPC without TLS: --url names the gRPC port of a gateway that does, and --private "
+            "starts a mesh with one"
+        )
     try:
         async with AsyncClient([url]) as client:
             yield client

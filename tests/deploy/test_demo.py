@@ -55,7 +55,7 @@ async def test_a_port_that_speaks_http_alone_is_told_at_once() -> None:
     async with await asyncio.start_server(answer_http, "127.0.0.1", 0) as server:
         host, port = server.sockets[0].getsockname()
 
-        with pytest.raises(click.ClickException, match="does not speak gRPC: --url names the gRPC port of a gateway"):
+        with pytest.raises(click.ClickException, match="does not speak gRPC without TLS: --url names the gRPC port"):
             async with client_of(f"{host}:{port}"):
                 pass
 
