@@ -120,7 +120,7 @@ COUNTS = """
 def count(sender=sender, value=value, total=total):
     for number in range(total + 1, total + value + 1):
         time.sleep(0.002)
-        while os.path.exists(f"{pb_utils.get_model_dir()}/{number}"):
+        while os.path.exists(f"{pb_utils.get_model_dir()}/../../{number}"):
             time.sleep(0.002)
         if number == 1000 and total:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -140,7 +140,7 @@ def killed(engine: Engine) -> None:
 
 def gate(workshop: Workshop, number: int) -> Path:
     """Before this number `COUNTS` waits, in any process, until the gate is taken away."""
-    path = workshop.version_dir("many") / str(number)
+    path = workshop.directory / str(number)  # a file of the model that goes is another model
     path.touch()
     return path
 
