@@ -28,6 +28,9 @@ BUSY_GATEWAYS = 4
 MODULES = {"console": "deploy.console"}
 """Modules of services that are not packages of their own."""
 CONSOLE_TOKEN, CONSOLE_CONTROL = variable_name("console_token"), variable_name("console_control")
+IN_TIME = {variable_name("exit_timeout_secs"): "10"}
+"""A gateway's drain ends before the launcher's patience does (`deploy.local.supervision.GRACE_MS`), so that it still
+tells those who wait. Its own default is for orchestrators, which wait for 30 s."""
 NO_PORTS: Mapping[str, int] = {}
 SAMPLE_MODELS = Path(__file__).parents[1] / "models"
 
@@ -87,7 +90,7 @@ def plan(
         flags = [f"--name=gateway-{number}", f"--host={settings.host}"]
         flags += [f"--{name.replace('_', '-')}={port}" for name, port in ports.items()]
         flags += ["--reuse-port"] if settings.share_ports and len(gateways) > 1 else []
-        add(f"gateway-{number}", flags, ports, {**shares_of_memory(len(gateways)), **agreed})
+        add(f"gateway-{number}", flags, ports, {**IN_TIME, **shares_of_memory(len(gateways)), **agreed})
     if settings.console:
         port = settings.console_port or held_port(settings.host)
         private = {**agreed, CONSOLE_TOKEN: settings.console_token, CONSOLE_CONTROL: str(control)}

@@ -52,6 +52,24 @@ async def test_triton_4628_and_temporal_783_a_stop_in_the_worst_moment_is_orderl
         assert " ERROR " not in mesh.log(name), name
 
 
+@pytest.mark.timeout(240)
+async def test_who_waits_for_a_step_that_takes_minutes_is_told_that_the_mesh_stops(tmp_path: Path) -> None:
+    """Its gateway ends before the launcher kills it, which would break the connection without a word."""
+    add_sum_model(tmp_path / "models", "slow_sum", batch_s=300)
+    with ExitStack() as stack:
+        mesh = stack.enter_context(running_mesh(tmp_path / "data", [tmp_path / "models"]))
+        caller = GrpcCaller(mesh.grpc())
+        step = asyncio.create_task(caller("slow_sum", Step("long", 7, start=True, request_id="long")))
+        await eventually(lambda: mesh.record(sequence_id("slow_sum", "", "long")), "the step is accepted")
+        await asyncio.to_thread(stack.close)
+
+        with pytest.raises(InferenceServerException, match="the gateway has stopped"):
+            await step
+        await caller.close()
+
+    assert "gateway-1 did not stop within" not in mesh.log("launcher")
+
+
 class Load:
     """Steps on their way.
 
