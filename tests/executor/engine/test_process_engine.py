@@ -254,6 +254,17 @@ def test_sequences_of_one_correlation_id_stay_apart_in_another_process(workshop:
         assert "was lost with the process" in str(second)
 
 
+def test_the_state_of_a_sequence_that_is_released_is_not_kept_for_the_next_process(workshop: Workshop) -> None:
+    engine = loaded(workshop, METHODS, sum_config(declares=False))
+    assert [1] == answers(engine, row(0, 1, start=True, name=9))
+
+    engine.release(9)
+    kill(engine)
+
+    (told,) = answers(engine, row(0, 10, name=9))
+    assert "only that process held the sequence's state" in str(told)
+
+
 def test_states_that_come_from_elsewhere_reach_the_next_process(workshop: Workshop) -> None:
     """Also those that come while there is none."""
     engine = loaded(workshop, DECLARED, sum_config(declares=True))
