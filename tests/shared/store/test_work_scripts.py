@@ -195,6 +195,16 @@ class TestPolicies:
         assert 0 < swept.deadline_us <= 60_000_000
         assert [("late", "Request timeout expired")] == await queue.answers()
 
+    async def test_of_very_many_that_are_late_the_rest_is_due_at_once(self, queue: Queue) -> None:
+        """One call handles 128 of them."""
+        await queue.enqueue(*map(str, range(130)), timeout_us=1)
+        await until_late(queue)
+
+        swept = await queue.pull(requests=0)
+
+        assert isinstance(swept, Front)
+        assert (2, 0) == (swept.queued, swept.deadline_us)
+
     async def test_delay_runs_the_late_after_their_level_and_before_the_next_and_never_refuses_them(
         self, queue: Queue
     ) -> None:
