@@ -33,8 +33,8 @@ from shared.contract.messages import StepFlag
 from shared.contract.step_digest import step_digest
 from shared.statistics.tally import ModelLoad
 from shared.store import libraries
+from shared.store.connections.redis_client import connect
 from shared.store.keyspace import Keyspace
-from shared.store.redis_client import connect
 from shared.store.script_sender import Call
 from shared.store.script_values import NO_JOURNAL, Assignment, JournalBounds, StepCommit, StepOutcome, Submission
 from shared.store.scripts import Scripts

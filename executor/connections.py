@@ -13,12 +13,12 @@ from shared.contract.limits import VALUE_BYTES_MAX
 from shared.process import logs
 from shared.statistics.meter import RoundTripMeter
 from shared.store.commands import Redis
+from shared.store.connections.link import SharedLinks
+from shared.store.connections.redis_py import CONNECTION_LOST
+from shared.store.connections.server_run import ServerRun
 from shared.store.keyspace import Keyspace
-from shared.store.link import SharedLinks
 from shared.store.membership import Membership
-from shared.store.redis_py import CONNECTION_LOST
 from shared.store.scripts import Scripts
-from shared.store.server_run import ServerRun
 
 RETRY_DELAY_S = 0.2
 
@@ -27,7 +27,7 @@ OpenClient = Callable[[ServerRun], Redis]
 """Makes a client whose connections are bound to a run of the server."""
 Compare = Callable[[Redis, str], Awaitable[None]]
 """Compares what this executor knows with what a server holds: an unbound client, the server's home
-(`shared.store.server_run`).
+(`shared.store.connections.server_run`).
 """
 
 

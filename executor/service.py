@@ -35,9 +35,9 @@ from shared.process.lifecycle import Stop, Tasks, end
 from shared.process.locked_folders import remove_abandoned
 from shared.store.agreement import joined
 from shared.store.company import Company
-from shared.store.fitness import value_bytes_max
+from shared.store.connections.fitness import value_bytes_max
+from shared.store.connections.redis_client import connect
 from shared.store.reading import tell
-from shared.store.redis_client import connect
 from shared.stored_settings import ProcessSettings, StoredSettings
 from shared.traces.tracing import Tracing, setup
 

@@ -6,7 +6,7 @@ import socket
 
 from gateway.settings import GatewaySettings
 from shared.process.addresses import authority
-from shared.store.redis_url import parse_redis_url
+from shared.store.connections.redis_url import parse_redis_url
 
 EVERY_INTERFACE = ("", "0.0.0.0", "::")  # noqa: S104 - compared with, not listened on
 NONE = "none"

@@ -45,16 +45,16 @@ from shared.process.lifecycle import Tasks, end
 from shared.store.agreement import needed_at_start, when_it_serves
 from shared.store.commands import Redis
 from shared.store.company import Company
-from shared.store.fitness import value_bytes_max
+from shared.store.connections.fitness import value_bytes_max
+from shared.store.connections.redis_client import connect
+from shared.store.connections.server_run import ServerRun
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
 from shared.store.metering import Metering
 from shared.store.reading import tell
-from shared.store.redis_client import connect
 from shared.store.script_values import Drawn
 from shared.store.scripts import Scripts
 from shared.store.sequences import Sequences
-from shared.store.server_run import ServerRun
 from shared.store.tenants import KnownTenants, StoredTenants
 from shared.store.totals import Tallies
 from shared.stored_settings import ProcessSettings, StoredSettings

@@ -33,7 +33,7 @@ from shared.process import logs
 from shared.process.lifecycle import Stop, Tasks
 from shared.process.machine import raise_open_files
 from shared.store.agreement import joined
-from shared.store.redis_url import url_without_password
+from shared.store.connections.redis_url import url_without_password
 from shared.traces.tracing import setup
 
 LAST_WORD_S = 1.0

@@ -14,13 +14,13 @@ from scheduler.core.slots import SlotAddress
 from scheduler.core.state import LeaderState
 from scheduler.mesh import MeshAccess
 from shared.contract.ids import ExecutorId, InstanceIndex, ShardId, SlotIndex, Term, shard_of
-from shared.store.homes import MESH_TAG
+from shared.store.connections.homes import MESH_TAG
 from shared.store.reading import text_of, value_of
 
 TERM, SINCE = "t", "s"
 """Fields beside the slots: the term of the last leader that noted all that it gave; and the run of the server
-(`shared.store.server_run`) and the mesh's shards, since which nothing that was noted was lost or has changed its
-meaning."""
+(`shared.store.connections.server_run`) and the mesh's shards, since which nothing that was noted was lost or has
+changed its meaning."""
 NOTES_PER_CALL = 4_096
 """Notes of one script call: a script blocks Redis for half a us for each."""
 

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from scheduler.ingest import Poll
 from shared.contract.ids import ShardId
 from shared.store.commands import Redis
-from shared.store.homes import out_of_reach
+from shared.store.connections.homes import out_of_reach
+from shared.store.connections.link import SharedLinks
+from shared.store.connections.redis_py import CONNECTION_LOST
+from shared.store.connections.server_run import ServerRun
 from shared.store.keyspace import Keyspace
-from shared.store.link import SharedLinks
 from shared.store.membership import Membership
-from shared.store.redis_py import CONNECTION_LOST
 from shared.store.scripts import Scripts
-from shared.store.server_run import ServerRun
 from shared.traces.tracing import Tracing
 
 

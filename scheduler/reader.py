@@ -14,7 +14,7 @@ from typing import Any
 
 from scheduler.leader import Leader
 from shared.store.commands import Redis
-from shared.store.link import Link, streams_read
+from shared.store.connections.link import Link, streams_read
 
 LEADERS_MAX = 8
 """Leaders whose streams are read together. A stream costs Redis half a us a read, a reader costs a connection."""

@@ -39,15 +39,15 @@ from shared.statistics.meter import OF_MESH, RoundTripMeter
 from shared.store.agreement import joined
 from shared.store.commands import Redis
 from shared.store.company import Company, services
+from shared.store.connections.redis_client import BACKOFF_CAP_S, connect, pause_s
+from shared.store.connections.redis_py import CONNECTION_LOST, LOST_OR_REFUSED
+from shared.store.connections.server_run import ServerRun
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
 from shared.store.metering import Metering
 from shared.store.reading import tell, text_of
-from shared.store.redis_client import BACKOFF_CAP_S, connect, pause_s
-from shared.store.redis_py import CONNECTION_LOST, LOST_OR_REFUSED
 from shared.store.release import RELEASE
 from shared.store.scripts import Scripts
-from shared.store.server_run import ServerRun
 from shared.store.tenants import KnownTenants, StoredTenants
 from shared.store.vital import vital
 from shared.stored_settings import ProcessSettings, StoredSettings

@@ -3,7 +3,8 @@
 Such keys are: an inbox with steps on their way, the streams and sets that say which sequences wait, which executor owns
 them and which tenant they are of, the deadlines of idle sequences, and the list of executors: of one that is not in it
 nobody would take sequences over. A key of the wrong type is removed by the process or script that meets it
-(`shared.store.mending`, common.lua), and counted. The sequences' records hold all that was in it, except the steps.
+(`shared.store.connections.mending`, common.lua), and counted. The sequences' records hold all that was in it, except
+the steps.
 
 A scheduler watches these counts. When one has grown, the leaders go over every sequence of their models (`sweep.lua`),
 and rebuild their state from Redis. So do those of models of which an executor owns sequences that is in no list: the
@@ -22,10 +23,10 @@ from shared.contract.messages import inbox_entry
 from shared.contract.record import LIVE, OWNER, STATE
 from shared.process import logs
 from shared.store.commands import Redis
+from shared.store.connections.redis_py import CONNECTION_LOST
 from shared.store.keyspace import SCHEMA_VERSION, Keyspace
 from shared.store.membership import REMOVE_EMPTY
 from shared.store.reading import read_counts, text_of, value_of
-from shared.store.redis_py import CONNECTION_LOST
 
 SHARED_BY_SEQUENCES = ("starts", "feed", "inbox", "owned", "spares", "deadlines", "parked", "tenant", "executors")
 """Kinds of keys that many sequences share."""

@@ -30,8 +30,8 @@ from shared.contract.ids import UINT64_DIGITS
 from shared.contract.locations import ModelLocation, parse_location, split_locations
 from shared.process.cpu_policy import CpuPolicy
 from shared.statistics.metrics_config import MetricsConfig, parse_metrics_config
+from shared.store.connections.redis_url import RedisUrlError, has_password, parse_redis_url
 from shared.store.keyspace import DEFAULT_PREFIX, SHARDS_MAX
-from shared.store.redis_url import RedisUrlError, has_password, parse_redis_url
 
 ENVIRONMENT_PREFIX = "SEQMESH_"
 ENTRY_POINTS = "seqmesh.settings"

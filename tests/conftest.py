@@ -26,7 +26,7 @@ from redis import Redis
 
 from executor.engine.mkl import ask_for_fixed_products
 from shared.store.commands import Redis as AsyncRedis
-from shared.store.redis_client import connect
+from shared.store.connections.redis_client import connect
 from tests.embedded_cluster import EmbeddedCluster
 from tests.embedded_redis import EmbeddedRedis
 from tests.failures import HAS_FAILED, leave_nothing

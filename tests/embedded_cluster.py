@@ -8,7 +8,7 @@ from redis import Redis
 
 from deploy.chaos.clustered import ClusteredRedis
 from deploy.chaos.node import HOST, Node
-from shared.store.cluster import slot_of
+from shared.store.connections.cluster import slot_of
 
 KEYS_MOVED = 10
 """In one command of a move: few, so that others come between."""

@@ -38,8 +38,8 @@ from shared.contract.step_digest import step_digest
 from shared.contract.tensors import Tensor, from_numpy
 from shared.statistics.tally import ModelLoad
 from shared.store.commands import Redis
+from shared.store.connections.redis_client import redis_now_ms
 from shared.store.keyspace import Keyspace
-from shared.store.redis_client import redis_now_ms
 from shared.store.script_values import (
     Assignment,
     CancelCode,

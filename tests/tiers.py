@@ -44,8 +44,8 @@ SERVICES = frozenset(
         "executor/engine/test_process_engine.py",
         "gateway/bounds/test_hostile_memory.py",
         "gateway/http/test_hostile_clients.py",
-        "shared/store/test_moved_slots.py",
-        "shared/store/test_sentinels.py",
+        "shared/store/connections/test_moved_slots.py",
+        "shared/store/connections/test_sentinels.py",
     }
 )
 """Files of other folders that start meshes, services, or programs that take long."""

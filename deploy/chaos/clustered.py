@@ -12,7 +12,7 @@ from typing import Any
 
 from deploy.chaos.node import CHANGE_TIMEOUT_S, HOST, Node, Started, until
 from deploy.local.embedded import free_port
-from shared.store.cluster import SLOTS
+from shared.store.connections.cluster import SLOTS
 
 PRIMARIES = 3
 PAUSE_MS = {signal.SIGKILL: 60_000, signal.SIGSTOP: 2_000}

@@ -27,9 +27,9 @@ from deploy.chaos.own_redis import OwnCluster, OwnFailover, OwnRedis, OwnServer
 from deploy.local.data_directory import ChildState, LauncherError, MeshState, read_state
 from deploy.local.private_mesh import private_mesh
 from deploy.local.readiness import unreadiness
+from shared.store.connections.redis_client import connect
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
-from shared.store.redis_client import connect
 
 OF_EACH = 2
 """Gateways, schedulers and executors: while one is away, another does its work."""

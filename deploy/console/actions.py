@@ -20,7 +20,7 @@ from deploy.operate.sequences import end_one
 from shared.contract.errors import Code, RequestError, UnavailableError
 from shared.contract.ids import SequenceId
 from shared.contract.limits import PAUSE_MS_MAX
-from shared.store.redis_py import LOST_OR_REFUSED
+from shared.store.connections.redis_py import LOST_OR_REFUSED
 
 AT_ONCE_MAX = 16
 """Actions that run or wait for their turn."""

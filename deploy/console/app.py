@@ -27,7 +27,7 @@ from deploy.operate.texts import id_text
 from shared.contract.errors import Code, MeshError, RequestError, UnavailableError
 from shared.contract.ids import UINT64_DIGITS, SequenceId, correlation_id_from, correlation_id_of, model_of, sequence_id
 from shared.process import logs
-from shared.store.redis_py import LOST_OR_REFUSED
+from shared.store.connections.redis_py import LOST_OR_REFUSED
 
 STATIC = Path(__file__).parent / "static"
 TYPES = {

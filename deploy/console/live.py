@@ -23,7 +23,7 @@ from deploy.console.view import MeshView, mesh_view, watched_view
 from shared.contract.errors import MeshError, UnavailableError
 from shared.contract.ids import SequenceId
 from shared.process import logs
-from shared.store.redis_py import LOST_OR_REFUSED
+from shared.store.connections.redis_py import LOST_OR_REFUSED
 
 PAGES_MAX = 64
 READ_EVERY_S = 1.0

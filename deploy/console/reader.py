@@ -17,9 +17,9 @@ from shared.contract.messages import ModelRecord
 from shared.store.agreement import keys_of_mesh
 from shared.store.commands import Redis
 from shared.store.company import services
+from shared.store.connections.redis_client import redis_now_ms
 from shared.store.membership import Membership
 from shared.store.reading import text_of
-from shared.store.redis_client import redis_now_ms
 from shared.store.reporting import Reports
 from shared.store.scripts import Scripts
 from shared.store.sequence_status import OPEN_STATES, SequenceStatus

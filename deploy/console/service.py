@@ -26,8 +26,8 @@ from shared.origins import Origins, is_loopback
 from shared.process import logs
 from shared.process.addresses import authority, remedy
 from shared.process.lifecycle import Stop, Tasks
-from shared.store.redis_client import connect
-from shared.store.redis_url import url_without_password
+from shared.store.connections.redis_client import connect
+from shared.store.connections.redis_url import url_without_password
 from shared.store.release import RELEASE
 
 UNSENT_MS = 20_000

@@ -21,11 +21,11 @@ from shared.contract.ids import sequence_id
 from shared.contract.record import OWNER
 from shared.store.agreement import keys_of_mesh
 from shared.store.commands import Redis
+from shared.store.connections.redis_client import connect
+from shared.store.connections.redis_py import REDIS_LOST
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
 from shared.store.reading import text_of
-from shared.store.redis_client import connect
-from shared.store.redis_py import REDIS_LOST
 
 EXECUTORS_TIMEOUT_S = 60.0
 """A gateway is ready with the first executor; the others need some seconds more to load their models."""

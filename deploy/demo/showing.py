@@ -16,7 +16,7 @@ from deploy.demo.local_mesh import KilledExecutor, LocalMesh
 from deploy.demo.screen import Screen, ViewT
 from seqmesh_client import AsyncClient, SeqmeshError
 from shared.process.addresses import host_and_port
-from shared.store.redis_py import REDIS_LOST
+from shared.store.connections.redis_py import REDIS_LOST
 
 OWNER_INTERVAL_S = 0.2
 ANSWER_S = 5.0

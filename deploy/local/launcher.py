@@ -77,7 +77,7 @@ from shared.process.addresses import authority
 from shared.process.cpu_policy import schedule_by
 from shared.process.machine import available_cores
 from shared.settings import variable_name
-from shared.store.redis_url import url_without_password
+from shared.store.connections.redis_url import url_without_password
 
 PROBE_INTERVAL_S = 0.1
 PROGRESS_INTERVAL_S = 5.0

@@ -15,7 +15,7 @@ import click
 from deploy.operate.operating import OperatedMesh, found_mesh
 from deploy.operate.settings import OperatorSettings
 from shared.contract.ids import correlation_id_from, correlation_id_of
-from shared.store.redis_py import CONNECTION_LOST
+from shared.store.connections.redis_py import CONNECTION_LOST
 
 PATIENCE_S = 2.0
 TYPED = re.compile(r"(?!-)[\w.:@%+,=/-]+")

@@ -15,7 +15,7 @@ import msgspec
 from deploy.operate.texts import counted, size
 from shared.contract.messages import UNLOADED, RepositoryEntry
 from shared.store.company import TELL_EVERY_S, ServiceLine
-from shared.store.fitness import NO_EVICTION, UnfitRedisError, check_server_info, risks
+from shared.store.connections.fitness import NO_EVICTION, UnfitRedisError, check_server_info, risks
 from shared.store.membership import Member
 from shared.store.release import FORMAT, RELEASE
 from shared.store.waiting_line import WaitingLine

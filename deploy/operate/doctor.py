@@ -31,11 +31,11 @@ from deploy.operate.diagnoses import Diagnosis, ServerFacts, Severity
 from deploy.operate.operating import OperatedMesh, connected, found_mesh, located
 from deploy.operate.settings import OperatorSettings, operator_command
 from shared.settings import parse_settings
-from shared.store.cluster_redis import ClusterRedis, shards_of_cluster
 from shared.store.commands import Redis
 from shared.store.company import services
-from shared.store.fitness import POLICIES, SENTINEL_MODE
-from shared.store.redis_client import redis_now_ms, server_urls
+from shared.store.connections.cluster_redis import ClusterRedis, shards_of_cluster
+from shared.store.connections.fitness import POLICIES, SENTINEL_MODE
+from shared.store.connections.redis_client import redis_now_ms, server_urls
 from shared.store.waiting_line import read_lines
 
 PINGS = 9

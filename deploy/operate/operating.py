@@ -16,14 +16,14 @@ from shared.contract.ids import SequenceId, ShardId, correlation_id_from, sequen
 from shared.contract.messages import ExecutorRegistration
 from shared.store.agreement import keys_of_mesh, refusal
 from shared.store.commands import Redis
-from shared.store.fitness import UnfitRedisError
-from shared.store.homes import out_of_reach
+from shared.store.connections.fitness import UnfitRedisError
+from shared.store.connections.homes import out_of_reach
+from shared.store.connections.redis_client import RETRIES, connect
+from shared.store.connections.redis_py import REDIS_LOST, REFUSED, UnfitServerError
+from shared.store.connections.redis_url import url_without_password
 from shared.store.keyspace import DEFAULT_PREFIX, Keyspace
 from shared.store.membership import Member, Membership
 from shared.store.reading import text_of
-from shared.store.redis_client import RETRIES, connect
-from shared.store.redis_py import REDIS_LOST, REFUSED, UnfitServerError
-from shared.store.redis_url import url_without_password
 from shared.store.sequences import Sequences, kept_by
 
 

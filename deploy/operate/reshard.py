@@ -39,11 +39,11 @@ from shared.contract.ids import ExecutorId, SchedulerId, SequenceId, ShardId, Te
 from shared.contract.record import BIRTH, DEADLINE_ENTRY, STATE, WAIT_ENTRY, WAITING
 from shared.store.agreement import RESHARDING, agree, shards_for, shards_told, told
 from shared.store.company import services
+from shared.store.connections.redis_client import redis_now_ms
 from shared.store.journals import RUN
 from shared.store.keyspace import DEFAULT_PREFIX, SCHEMA_VERSION, SHARDS_MAX, Keyspace
 from shared.store.membership import Membership
 from shared.store.reading import text_of
-from shared.store.redis_client import redis_now_ms
 from shared.store.scripts import Scripts
 
 TO, FROM, PLAN = "to", "from", "plan"

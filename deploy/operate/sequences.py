@@ -29,8 +29,8 @@ from deploy.operate.operating import (
 from deploy.operate.settings import JSON, OperatorSettings, operator_command
 from deploy.operate.texts import aligned, clock, counted, duration, id_text
 from shared.contract.ids import SequenceId, correlation_id_from, correlation_id_of, sequence_id
+from shared.store.connections.redis_client import redis_now_ms
 from shared.store.exported import from_file, to_file
-from shared.store.redis_client import redis_now_ms
 from shared.store.script_values import EndCode
 from shared.store.sequence_status import OPEN_STATES, SORT_KEYS, SequenceStatus, Wanted
 from shared.store.sequences import StateSizes

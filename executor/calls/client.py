@@ -35,7 +35,7 @@ from executor.engine.python.calls import CallAnswer, ModelCall
 from shared.contract.calls import CALL_KEY, call_value
 from shared.contract.errors import Code
 from shared.process import logs
-from shared.store.redis_py import CONNECTION_LOST
+from shared.store.connections.redis_py import CONNECTION_LOST
 
 PATIENCE_S = 30.0
 """How long a call looks for a gateway that takes it, from its first failure on: longer than a gateway takes to be

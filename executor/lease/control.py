@@ -31,8 +31,8 @@ from shared.contract.errors import Code, MeshError
 from shared.contract.messages import ControlMessage, LoadFailure, encode
 from shared.process import logs
 from shared.process.lifecycle import end
+from shared.store.connections.redis_py import LOST_OR_REFUSED
 from shared.store.reading import noted, text_of, value_of
-from shared.store.redis_py import LOST_OR_REFUSED
 
 BLOCK_MS = 1000
 ASKED_S = 240.0

@@ -14,9 +14,9 @@ from shared.contract.ids import ExecutorId
 from shared.contract.record import DURABLE, LIVE, STATE
 from shared.process import logs
 from shared.store.commands import Redis
+from shared.store.connections.redis_py import CONNECTION_LOST
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
-from shared.store.redis_py import CONNECTION_LOST
 
 RECORDS_PER_READ = 256
 

@@ -40,11 +40,11 @@ from shared.process import logs
 from shared.statistics.meter import OF_MESH, LoadMeter
 from shared.statistics.tally import ModelLoad
 from shared.store.commands import Redis
-from shared.store.homes import shards_at
+from shared.store.connections.homes import shards_at
+from shared.store.connections.redis_py import CONNECTION_LOST, LOST_OR_REFUSED
 from shared.store.intervals import at_intervals
 from shared.store.membership import Membership
 from shared.store.metering import Metering
-from shared.store.redis_py import CONNECTION_LOST, LOST_OR_REFUSED
 from shared.store.reporting import Reports
 from shared.store.totals import Tallies
 from shared.traces.tracing import Tracing

@@ -55,7 +55,7 @@ from shared.process import logs
 from shared.statistics.meter import LoadMeter
 from shared.statistics.reports import ModelReport
 from shared.statistics.tally import ModelLoad
-from shared.store.homes import grouped, together
+from shared.store.connections.homes import grouped, together
 from shared.store.intervals import at_intervals
 from shared.traces.tracing import Tracing
 

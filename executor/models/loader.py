@@ -47,8 +47,8 @@ from shared.process import logs
 from shared.process.lifecycle import Stop, Tasks, end
 from shared.process.machine import is_running
 from shared.store.commands import Redis
+from shared.store.connections.redis_client import redis_now_ms
 from shared.store.reading import text_of, value_of
-from shared.store.redis_client import redis_now_ms
 from shared.store.vital import vital
 
 SLOW_S = 30.0

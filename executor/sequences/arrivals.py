@@ -15,8 +15,8 @@ from executor.sequences.inbox import Inbox, next_count
 from executor.sequences.sequence_model import SequenceModel
 from shared.contract.ids import ExecutorId
 from shared.process import logs
-from shared.store.homes import grouped, together
-from shared.store.redis_py import CONNECTION_LOST
+from shared.store.connections.homes import grouped, together
+from shared.store.connections.redis_py import CONNECTION_LOST
 
 FETCHES_PER_READ, PREFETCHES_PER_READ = 64, 16
 """Most checkpoints that one read fetches: for sequences with a step that waits, and for sequences without. After a

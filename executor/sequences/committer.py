@@ -20,10 +20,10 @@ from shared.contract.limits import SCRIPT_BYTES_MAX, SCRIPT_STEPS_MAX
 from shared.process import logs
 from shared.statistics.tally import ModelLoad
 from shared.store.commands import Redis
-from shared.store.homes import servers
+from shared.store.connections.homes import servers
+from shared.store.connections.link import Link
+from shared.store.connections.redis_py import CONNECTION_LOST
 from shared.store.keyspace import Keyspace
-from shared.store.link import Link
-from shared.store.redis_py import CONNECTION_LOST
 from shared.store.round_trips import RoundTrips
 from shared.store.script_sender import Call
 from shared.store.script_values import CommitCode, JournalBounds, KeptReplies, StepCommit

@@ -15,8 +15,8 @@ from executor.connections import RETRY_DELAY_S, RedisConnections
 from shared.contract.ids import ExecutorId, ShardId, entry_key
 from shared.process import logs
 from shared.store.commands import Redis
-from shared.store.link import Link, streams_read
-from shared.store.redis_py import LOST_OR_REFUSED
+from shared.store.connections.link import Link, streams_read
+from shared.store.connections.redis_py import LOST_OR_REFUSED
 
 INBOX_BLOCK_MS = 1000
 BEGINNING = "0-0"

@@ -9,8 +9,8 @@ from executor.core.actions import BatchMember
 from executor.workers.carrier import Carrier
 from executor.workers.open_rows import Numbered
 from shared.contract.ids import ExecutorId, ShardId
+from shared.store.connections.link import SharedLinks
 from shared.store.keyspace import Keyspace
-from shared.store.link import SharedLinks
 from shared.store.script_values import StepAnswers
 from shared.store.scripts import Scripts
 from shared.store.work_scripts import WorkHeld

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from executor.connections import RETRY_DELAY_S
 from shared.process import logs
 from shared.store.commands import Redis
+from shared.store.connections.link import Link
+from shared.store.connections.redis_py import LOST_OR_REFUSED
 from shared.store.keyspace import WorkKeys
-from shared.store.link import Link
 from shared.store.reading import text_of
-from shared.store.redis_py import LOST_OR_REFUSED
 
 LOOK_S = 1
 """Dozing queues are looked at this often, because an executor may have died with a wake-up token."""

@@ -22,10 +22,10 @@ from executor.workers.carrier import Carrier
 from shared.contract.ids import ExecutorId
 from shared.process import logs
 from shared.statistics.tally import ModelLoad
+from shared.store.connections.link import Link, SharedLinks
+from shared.store.connections.redis_py import LOST_OR_REFUSED
 from shared.store.keyspace import Keyspace, WorkKeys
-from shared.store.link import Link, SharedLinks
 from shared.store.reading import text_of, value_of
-from shared.store.redis_py import LOST_OR_REFUSED
 from shared.store.scripts import Scripts
 from shared.store.work_scripts import Finished, Front, RequestId, Taken, WorkDone, WorkHeld, WorkScripts
 

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any, TypeVar
 
 from shared.process import logs
-from shared.store.link import SharedLinks
+from shared.store.connections.link import SharedLinks
 from shared.store.round_trips import RoundTrips
 from shared.store.script_sender import Call
 from shared.store.scripts import Scripts

@@ -19,8 +19,8 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from shared.contract.errors import LoadError
 from shared.store.commands import Redis
+from shared.store.connections.redis_py import CONNECTION_LOST
 from shared.store.keyspace import Keyspace
-from shared.store.redis_py import CONNECTION_LOST
 from shared.store.waiting_line import read_lines
 
 REQUESTS_VARIABLE = "TRITONSERVER_DELAY_SCHEDULER"

@@ -21,8 +21,8 @@ from gateway.models.versions import check_version_text
 from shared.contract.errors import Code, NotReadyError, RequestError, UnavailableError
 from shared.contract.messages import UNLOADED, ModelRecord, RepositoryEntry
 from shared.process import logs
+from shared.store.connections.redis_py import LOST_OR_REFUSED
 from shared.store.membership import Member, Membership
-from shared.store.redis_py import LOST_OR_REFUSED
 
 REFRESH_S = 0.5
 REFRESH_ASKED_S = 0.1

@@ -43,9 +43,9 @@ from shared.statistics.meter import Exemplar
 from shared.statistics.metrics_config import MetricsConfig
 from shared.statistics.reports import Sample
 from shared.statistics.tally import Counts, ModelStatistics
+from shared.store.connections.redis_client import redis_needed
+from shared.store.connections.redis_py import CONNECTION_LOST
 from shared.store.metering import Metering
-from shared.store.redis_client import redis_needed
-from shared.store.redis_py import CONNECTION_LOST
 
 _untyped: Any = openmetrics_exposition
 MESH_UP = ("seqmesh_gateway_mesh_up", "gauge", "1 when this gateway can read the mesh in Redis")

@@ -17,10 +17,10 @@ from gateway.models.redis_figures import RedisFigures, read_figures
 from shared.statistics.reports import ExecutorReport, ModelReport
 from shared.statistics.tally import MemoryUse
 from shared.store.commands import Redis
+from shared.store.connections.redis_client import redis_needed
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Member
 from shared.store.reading import read_counts, tell_now, value_of
-from shared.store.redis_client import redis_needed
 from shared.store.reporting import Reports
 from shared.store.tenants import StoredTenants
 from shared.store.waiting_line import WaitingLine, read_lines, read_queued

@@ -11,8 +11,8 @@ from typing import Any
 from redis.exceptions import NoPermissionError
 
 from shared.store.commands import Redis
-from shared.store.fitness import NO_EVICTION
-from shared.store.redis_py import CONNECTION_LOST
+from shared.store.connections.fitness import NO_EVICTION
+from shared.store.connections.redis_py import CONNECTION_LOST
 
 SECTIONS = ("server", "clients", "memory", "persistence", "cpu", "commandstats")
 COMMAND = "cmdstat_"

@@ -30,9 +30,9 @@ from shared.contract.limits import (
 )
 from shared.contract.messages import ControlMessage, LoadFailure, RepositoryEntry, encode
 from shared.store.commands import Pipeline, Redis
+from shared.store.connections.redis_py import CONNECTION_LOST, LOST_OR_REFUSED
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Member
-from shared.store.redis_py import CONNECTION_LOST, LOST_OR_REFUSED
 
 CONTROL_TIMEOUT_S = 300.0
 """Loading a large model takes minutes. A longer wait means that an executor hangs."""

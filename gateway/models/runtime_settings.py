@@ -18,7 +18,7 @@ from gateway.models.shared_reads import SharedReads
 from shared.contract.errors import RequestError
 from shared.process import log_settings
 from shared.process.log_settings import LogSettings
-from shared.store.redis_client import redis_needed
+from shared.store.connections.redis_client import redis_needed
 from shared.stored_settings import ProcessSettings, StoredSettings
 from shared.traces import settings as trace_settings
 from shared.traces.control import TraceControl

@@ -14,7 +14,7 @@ from gateway.models.versions import check_version_text
 from shared.contract.errors import RequestError
 from shared.statistics.meter import OF_MESH
 from shared.statistics.tally import Counts, ModelLoad, ModelStatistics, statistics_of
-from shared.store.redis_client import redis_needed
+from shared.store.connections.redis_client import redis_needed
 from shared.store.totals import Tallies
 
 

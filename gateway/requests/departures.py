@@ -36,9 +36,9 @@ from shared.contract.errors import UnavailableError
 from shared.contract.ids import ShardId
 from shared.contract.limits import SCRIPT_BYTES_MAX, SCRIPT_STEPS_MAX
 from shared.process import logs
-from shared.store.link import Link
+from shared.store.connections.link import Link
+from shared.store.connections.redis_py import CONNECTION_LOST, LOST_OR_REFUSED, UnfitServerError
 from shared.store.reading import clock_ms
-from shared.store.redis_py import CONNECTION_LOST, LOST_OR_REFUSED, UnfitServerError
 from shared.store.round_trips import RoundTrips
 from shared.store.script_sender import Call
 from shared.store.scripts import Scripts

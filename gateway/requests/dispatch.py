@@ -29,10 +29,10 @@ from shared.contract.ids import ShardId
 from shared.contract.record import ACCEPTED, BIRTH, LATEST
 from shared.process import logs
 from shared.store.commands import Redis
+from shared.store.connections.homes import servers
+from shared.store.connections.link import Link
 from shared.store.forecasts import Forecasts
-from shared.store.homes import servers
 from shared.store.keyspace import Keyspace
-from shared.store.link import Link
 from shared.store.reading import text_of, value_of
 from shared.store.script_values import SubmitCode, Submitted
 from shared.store.scripts import Scripts

@@ -20,8 +20,8 @@ from gateway.requests.waiting import PendingRequest
 from shared.contract.ids import GatewayId, SequenceId, ShardId
 from shared.contract.limits import SCRIPT_STEPS_MAX
 from shared.contract.messages import END
+from shared.store.connections.redis_py import CONNECTION_LOST
 from shared.store.keyspace import Keyspace
-from shared.store.redis_py import CONNECTION_LOST
 from shared.store.round_trips import RoundTrips, put_back
 from shared.store.script_values import Orphan
 from shared.store.scripts import Scripts

@@ -14,11 +14,11 @@ from gateway.requests.replies import Replies
 from shared.contract.ids import ShardId
 from shared.process import logs
 from shared.store.commands import Redis
-from shared.store.homes import shards_at
+from shared.store.connections.homes import shards_at
+from shared.store.connections.redis_client import pause_s
+from shared.store.connections.redis_py import LOST_OR_REFUSED
+from shared.store.connections.server_run import ServerRun
 from shared.store.keyspace import Keyspace
-from shared.store.redis_client import pause_s
-from shared.store.redis_py import LOST_OR_REFUSED
-from shared.store.server_run import ServerRun
 
 
 class RestartRecovery:

@@ -23,13 +23,13 @@ from shared.contract.ids import GatewayId, ShardId, entry_key
 from shared.contract.limits import REPLY_STREAM_TTL_MS
 from shared.process import logs
 from shared.store.commands import Redis
-from shared.store.homes import servers, tag_of, without_lost
+from shared.store.connections.homes import servers, tag_of, without_lost
+from shared.store.connections.link import Link, streams_read
+from shared.store.connections.redis_client import pause_s
+from shared.store.connections.redis_py import CONNECTION_LOST, LOST_OR_REFUSED
+from shared.store.connections.server_run import ServerRun
 from shared.store.keyspace import Keyspace
-from shared.store.link import Link, streams_read
 from shared.store.reading import text_of
-from shared.store.redis_client import pause_s
-from shared.store.redis_py import CONNECTION_LOST, LOST_OR_REFUSED
-from shared.store.server_run import ServerRun
 from shared.store.vital import vital
 
 HEARTBEAT_S = 5.0

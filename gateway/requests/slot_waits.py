@@ -18,8 +18,8 @@ from shared.contract.errors import MeshError, Reason, SequenceError
 from shared.contract.forecast import Forecast, Outlook
 from shared.contract.ids import SequenceId
 from shared.process import logs
+from shared.store.connections.redis_py import LOST_OR_REFUSED
 from shared.store.forecasts import Forecasts
-from shared.store.redis_py import LOST_OR_REFUSED
 
 LOOK_S = 0.5
 """Pause between two looks at the forecasts."""

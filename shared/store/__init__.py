@@ -1,1 +1,1 @@
-"""Redis: connections, the names of keys, scripts, and the rule for what cannot be read."""
+"""What lies in Redis: the names of keys, scripts, records, and the rule for what cannot be read."""

@@ -15,14 +15,14 @@ from redis.exceptions import AuthenticationError, NoPermissionError, OutOfMemory
 
 from shared.contract.ids import ShardId, first_shards
 from shared.process import logs
-from shared.store.cluster_redis import ClusterRedis, shards_of_cluster
 from shared.store.commands import Redis
-from shared.store.fitness import UnfitRedisError, check_servers
+from shared.store.connections.cluster_redis import ClusterRedis, shards_of_cluster
+from shared.store.connections.fitness import UnfitRedisError, check_servers
+from shared.store.connections.redis_client import connect
+from shared.store.connections.redis_py import CONNECTION_LOST, NOT_SERVING, REFUSED
+from shared.store.connections.redis_url import url_without_password
 from shared.store.keyspace import SCHEMA_VERSION, SHARDS_MAX, SHARDS_OF_A_NEW_MESH, Keyspace
 from shared.store.reading import value_of
-from shared.store.redis_client import connect
-from shared.store.redis_py import CONNECTION_LOST, NOT_SERVING, REFUSED
-from shared.store.redis_url import url_without_password
 from shared.store.release import RELEASE
 
 T = TypeVar("T")

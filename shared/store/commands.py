@@ -1,8 +1,8 @@
 """Redis as this project uses it: the commands, with the types that they have here.
 
 redis-py's own classes serve synchronous clients as well, with and without decoding, so that a command's result is a
-union that nobody can use without a cast. Clients of `shared.store.redis_client.connect` are asynchronous and decode
-nothing. Annotations only: what runs is redis-py's client.
+union that nobody can use without a cast. Clients of `shared.store.connections.redis_client.connect` are asynchronous
+and decode nothing. Annotations only: what runs is redis-py's client.
 """
 
 from __future__ import annotations

@@ -20,9 +20,9 @@ from redis.exceptions import RedisError
 from shared.process import logs
 from shared.store.agreement import agree
 from shared.store.commands import Redis
+from shared.store.connections.redis_client import redis_now_ms
 from shared.store.keyspace import Keyspace
 from shared.store.reading import clock_ms, text_of, value_of
-from shared.store.redis_client import redis_now_ms
 from shared.store.release import FORMAT, RELEASE
 from shared.store.vital import vital
 

@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from shared.store.agreement import needed_at_start
 from shared.store.commands import Redis
-from shared.store.fitness import UnfitRedisError
+from shared.store.connections.fitness import UnfitRedisError
+from shared.store.connections.redis_client import connect
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
-from shared.store.redis_client import connect
 
 MISNAMED = "or it has another name or mesh (--name, --key-prefix)"
 

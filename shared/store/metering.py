@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from shared.contract.ids import ShardId
 from shared.statistics.meter import LoadMeter
 from shared.statistics.tally import ModelLoad, packed
-from shared.store.homes import sound
+from shared.store.connections.homes import sound
 from shared.store.intervals import at_intervals
 from shared.store.keyspace import Keyspace
 from shared.store.scripts import Scripts

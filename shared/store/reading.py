@@ -6,7 +6,7 @@ logged once (`noted`), and is answered with an error or left out. It never ends 
 
     a field that is not known    it belongs to a newer release: ignored, everywhere
     a value                      left out by its reader; its sequence is lost, or its request is answered INTERNAL
-    a key of another type        removed, and treated as empty (`shared.store.mending`, and common.lua)
+    a key of another type        removed, and treated as empty (`shared.store.connections.mending`, and common.lua)
 
 Unreadable values are counted in Redis by kind, for metrics and operators (`keyspace.unreadable`). Scripts count by
 themselves, services every second (`tell`).

@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 from redis.exceptions import ResponseError
 
 from shared.process import logs
-from shared.store.link import Link
-from shared.store.redis_client import pause_s
-from shared.store.redis_py import CONNECTION_LOST
+from shared.store.connections.link import Link
+from shared.store.connections.redis_client import pause_s
+from shared.store.connections.redis_py import CONNECTION_LOST
 from shared.store.script_sender import Call
 from shared.store.scripts import Scripts
 

@@ -11,9 +11,9 @@ from redis.exceptions import ResponseError
 
 from shared.statistics.meter import RoundTripMeter
 from shared.store.commands import Redis
-from shared.store.homes import sound, without_lost
+from shared.store.connections.homes import sound, without_lost
+from shared.store.connections.link import Link
 from shared.store.libraries import NAMES, library
-from shared.store.link import Link
 from shared.store.reading import text_of
 
 T = TypeVar("T")

@@ -41,6 +41,7 @@ from shared.contract.record import (
 )
 from shared.contract.state_fields import MODEL_FIELD, state_of_field
 from shared.store.commands import Redis
+from shared.store.connections.redis_client import redis_now_ms
 from shared.store.exported import ExportedSequence, check, is_portable
 from shared.store.forecasts import Forecasts
 from shared.store.journals import SIZE, Journal, journal_of, read_journal
@@ -48,7 +49,6 @@ from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
 from shared.store.moving import moved
 from shared.store.reading import FAILURES, text_of, value_of
-from shared.store.redis_client import redis_now_ms
 from shared.store.release import RELEASE
 from shared.store.script_values import EndCode, Ending, ReopenCode, ended_by
 from shared.store.scripts import Scripts

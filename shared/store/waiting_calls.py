@@ -13,9 +13,9 @@ import msgspec
 
 from shared.contract.calls import WaitingCall, WaitingCalls
 from shared.store.commands import Redis
+from shared.store.connections.redis_client import redis_now_ms
 from shared.store.keyspace import Keyspace
 from shared.store.reading import text_of, value_of
-from shared.store.redis_client import redis_now_ms
 
 TTL_MS = 10_000
 _decode = msgspec.json.Decoder(WaitingCalls).decode

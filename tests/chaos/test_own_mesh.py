@@ -19,7 +19,7 @@ from deploy.chaos.models import write_repository
 from deploy.chaos.own_mesh import START_ATTEMPTS, foreign, own_mesh, started
 from deploy.chaos.own_redis import OwnCluster, OwnFailover, OwnServer
 from deploy.local.data_directory import LauncherError
-from shared.store.redis_client import connect
+from shared.store.connections.redis_client import connect
 
 
 @pytest.mark.parametrize(

@@ -36,10 +36,10 @@ from shared.contract.model_config import Direct, EnsembleStep, ModelConfig, Sequ
 from shared.contract.tenants import TenantLimits
 from shared.store.agreement import join_mesh
 from shared.store.commands import Redis as AsyncRedis
-from shared.store.homes import MESH_TAG, tag_of
+from shared.store.connections.homes import MESH_TAG, tag_of
+from shared.store.connections.redis_client import connect
 from shared.store.keyspace import SCHEMA_VERSION, Keyspace
 from shared.store.membership import Membership
-from shared.store.redis_client import connect
 from shared.store.script_values import EndCode
 from shared.store.sequence_status import Wanted
 from shared.store.tenants import StoredTenants

@@ -15,7 +15,7 @@ from redis.retry import Retry
 
 from deploy.chaos.proxy import Way
 from deploy.local.embedded import free_port
-from shared.store.redis_client import connect
+from shared.store.connections.redis_client import connect
 from tests.mesh.running_mesh import wait
 from tests.redis_proxy import Loss, RedisProxy
 

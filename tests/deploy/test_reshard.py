@@ -21,11 +21,11 @@ from shared.contract.messages import StepFlag
 from shared.store.agreement import join_mesh
 from shared.store.commands import Redis
 from shared.store.company import Company
+from shared.store.connections.fitness import UnfitRedisError
+from shared.store.connections.redis_client import connect
 from shared.store.exported import ExportedSequence
-from shared.store.fitness import UnfitRedisError
 from shared.store.journals import journal_of
 from shared.store.keyspace import SCHEMA_VERSION, Keyspace
-from shared.store.redis_client import connect
 from shared.store.script_values import ReopenCode, StepCommit, StepOutcome, Submission, SubmitCode
 from tests.embedded_cluster import EmbeddedCluster, ask
 from tests.embedded_redis import EmbeddedRedis

@@ -19,10 +19,10 @@ from executor.workers.devices import Devices
 from shared.contract.ids import ExecutorId
 from shared.process.lifecycle import Stop, Tasks
 from shared.store.commands import Redis
-from shared.store.fitness import value_bytes_max
+from shared.store.connections.fitness import value_bytes_max
+from shared.store.connections.redis_client import connect
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
-from shared.store.redis_client import connect
 from shared.traces.tracing import Tracing
 from tests.scripted_mesh import ScriptedMesh
 

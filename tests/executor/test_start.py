@@ -26,9 +26,9 @@ from executor.settings import ExecutorSettings, ModelControlMode
 from executor.workers.devices import Devices
 from shared.contract.errors import MeshError
 from shared.process.lifecycle import Stop, Tasks
+from shared.store.connections.redis_client import connect
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Member, Membership
-from shared.store.redis_client import connect
 from shared.traces.tracing import Tracing
 from tests.embedded_redis import EmbeddedRedis
 from tests.executor.living import SHARDS, loading

@@ -28,8 +28,8 @@ import h2.connection
 from grpc_health.v1 import health_pb2
 
 from gateway.grpc.pb import pb
+from shared.store.connections.redis_client import connect
 from shared.store.keyspace import Keyspace
-from shared.store.redis_client import connect
 from tests.embedded_redis import EmbeddedRedis
 from tests.fuzz.mutations import NUMBERS, TEXTS, mutated_bytes
 from tests.gateway.fake_executor import FakeExecutor, echo, running_sum, two_inputs

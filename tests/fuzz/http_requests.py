@@ -24,8 +24,8 @@ from functools import cache
 from pathlib import Path
 
 from gateway.settings import HttpParser
+from shared.store.connections.redis_client import connect
 from shared.store.keyspace import Keyspace
-from shared.store.redis_client import connect
 from tests.embedded_redis import EmbeddedRedis
 from tests.fuzz.mutations import NUMBERS, mutated_bytes, mutated_json
 from tests.gateway.fake_executor import FakeExecutor, echo, two_inputs

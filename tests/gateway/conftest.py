@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from gateway.settings import GatewaySettings, HttpParser
+from shared.store.connections.redis_client import connect
 from shared.store.keyspace import Keyspace
-from shared.store.redis_client import connect
 from tests.gateway.fake_executor import FakeExecutor, RunningGateway, gateway_running
 
 

@@ -27,7 +27,7 @@ from gateway.requests.replies import Replies
 from gateway.settings import GatewaySettings
 from shared.contract.ids import sequence_id
 from shared.process.lifecycle import Tasks
-from shared.store.fitness import UnfitRedisError
+from shared.store.connections.fitness import UnfitRedisError
 from shared.store.keyspace import Keyspace
 from shared.traces.tracing import Tracing
 from tests.embedded_redis import EmbeddedRedis

@@ -16,8 +16,8 @@ from scheduler.mesh import MeshAccess
 from shared.contract.ids import ExecutorId, InstanceIndex, SchedulerId, SlotIndex, Term, sequence_id
 from shared.contract.messages import ReplyMessage, StepFlag, encode
 from shared.store.commands import Redis
+from shared.store.connections.link import Link
 from shared.store.keyspace import Keyspace
-from shared.store.link import Link
 from shared.store.script_sender import Call
 from shared.store.script_values import Assignment, CommitCode, Submission, SubmitCode
 from shared.store.scripts import Scripts

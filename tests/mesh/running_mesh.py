@@ -37,8 +37,8 @@ from executor.engine import mkl
 from shared.contract.ids import SequenceId
 from shared.contract.messages import ExecutorRegistration
 from shared.store.agreement import shards_told
+from shared.store.connections.redis_url import parse_redis_url
 from shared.store.keyspace import Keyspace
-from shared.store.redis_url import parse_redis_url
 from tests.embedded_cluster import EmbeddedCluster
 from tests.key_leaks import leaked_keys
 

@@ -19,7 +19,7 @@ import pytest
 
 from deploy.chaos.node import Node
 from shared.contract.ids import sequence_id
-from shared.store.homes import MESH_TAG, tag_of
+from shared.store.connections.homes import MESH_TAG, tag_of
 from tests.embedded_cluster import EmbeddedCluster, ask
 from tests.mesh.conftest import wait_until_equal
 from tests.mesh.model_repository import add_sum_model

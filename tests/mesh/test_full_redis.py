@@ -25,11 +25,11 @@ from shared.contract.messages import ExecutorRegistration, StepFlag
 from shared.contract.record import EXPIRED, STATE
 from shared.process.logs import Level
 from shared.store.commands import Redis
+from shared.store.connections.redis_client import connect
+from shared.store.connections.server_run import ServerRun
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
-from shared.store.redis_client import connect
 from shared.store.sequences import Sequences
-from shared.store.server_run import ServerRun
 from shared.stored_settings import ProcessSettings, StoredSettings
 from shared.traces.context import Sampler
 from shared.traces.control import TraceControl

@@ -34,9 +34,9 @@ from shared.process.lifecycle import Tasks
 from shared.statistics.tally import ModelLoad
 from shared.store.agreement import join_mesh
 from shared.store.commands import Redis
+from shared.store.connections.redis_client import connect
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
-from shared.store.redis_client import connect
 from shared.store.script_values import (
     CancelCode,
     Cancellation,

@@ -20,7 +20,7 @@ from shared.contract.forecast import LineForecast, decode_forecast, encode_forec
 from shared.contract.ids import Epoch, ExecutorId, InstanceIndex, SlotIndex, Term, sequence_id
 from shared.contract.limits import IDLE_MS_MAX
 from shared.contract.model_config import Direct, ModelConfig, SequenceBatching
-from shared.store.redis_client import redis_now_ms
+from shared.store.connections.redis_client import redis_now_ms
 from tests.scheduler.stage import MODEL, Stage
 
 SEVEN = sequence_id(MODEL, "", 7)

@@ -21,10 +21,10 @@ from scheduler.mesh import MeshAccess
 from scheduler.service import Scheduler
 from scheduler.sweep import stranded
 from shared.contract.ids import ExecutorId, InstanceIndex, SlotIndex, Term, sequence_id
-from shared.store.homes import MESH_TAG, tag_of
-from shared.store.link import LINKS_MAX
+from shared.store.connections.homes import MESH_TAG, tag_of
+from shared.store.connections.link import LINKS_MAX
+from shared.store.connections.redis_client import connect
 from shared.store.reading import read_counts
-from shared.store.redis_client import connect
 from tests.embedded_cluster import EmbeddedCluster
 from tests.scheduler.stage import LEASE_MS, MODEL, REDIS_TIMEOUT_MS, Stage, stage_on
 from tests.scheduler.test_leadership import told_times

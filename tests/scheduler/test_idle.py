@@ -18,9 +18,9 @@ from scheduler.leadership import Leadership
 from scheduler.reader import LEADERS_MAX
 from shared.contract.ids import SchedulerId, Term, sequence_id
 from shared.contract.messages import ServedModel
-from shared.store.link import Link
+from shared.store.connections.link import Link
+from shared.store.connections.redis_client import redis_now_ms
 from shared.store.membership import Member
-from shared.store.redis_client import redis_now_ms
 from shared.store.script_sender import Call
 from shared.store.scripts import Scripts
 from tests.scheduler.stage import MODEL, Stage

@@ -42,9 +42,9 @@ from shared.contract.ids import (
 from shared.contract.record import EPOCH, INSTANCE, OWNER, SLOT, VERSION
 from shared.process.lifecycle import Stop, Tasks
 from shared.store.agreement import join_mesh
-from shared.store.link import Link, SharedLinks
+from shared.store.connections.link import Link, SharedLinks
+from shared.store.connections.redis_client import connect
 from shared.store.membership import Member, Membership
-from shared.store.redis_client import connect
 from shared.store.script_sender import Call
 from shared.store.script_values import CommitCode
 from shared.store.scripts import Scripts

@@ -16,7 +16,7 @@ from scheduler.effects import EffectPerformer
 from scheduler.leader import REBUILT_AT_ONCE, Leader
 from scheduler.mesh import MeshAccess, Polls
 from shared.contract.ids import Term
-from shared.store.link import LINKS_MAX, Link
+from shared.store.connections.link import LINKS_MAX, Link
 from shared.store.membership import Member, Membership
 from shared.traces.tracing import Tracing
 from tests.scheduler.stage import MODEL, Stage
@@ -81,7 +81,7 @@ async def test_many_leaders_share_a_few_connections(stage: Stage) -> None:
             return await super().exchange(commands, blocking_s=blocking_s)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("shared.store.link.Link", Noting)
+        patched.setattr("shared.store.connections.link.Link", Noting)
         mesh = MeshAccess(stage.redis, stage.keys, stage.scripts, stage.membership, Tracing())
     leaders = [Leader(mesh, f"m{number}", Term(1), policy=Policy(), tombstone_ms=1000) for number in range(MANY)]
     leading = [asyncio.create_task(leader.run()) for leader in leaders]

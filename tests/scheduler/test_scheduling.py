@@ -17,7 +17,7 @@ from shared.contract.ids import ExecutorId, sequence_id
 from shared.contract.messages import ReplyMessage, StepFlag, encode
 from shared.contract.record import CANCELLED
 from shared.contract.tensors import Tensor
-from shared.store.link import Link
+from shared.store.connections.link import Link
 from shared.store.script_sender import Call
 from shared.store.script_values import CancelCode, CommitCode, Ending, StepCommit, StepOutcome
 from shared.store.waiting_line import read_lines

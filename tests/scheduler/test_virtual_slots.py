@@ -38,9 +38,9 @@ from shared.contract.messages import (
 )
 from shared.statistics.tally import ModelLoad
 from shared.store.commands import Redis
+from shared.store.connections.redis_client import redis_now_ms
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
-from shared.store.redis_client import redis_now_ms
 from shared.store.script_values import CommitCode, StepCommit, StepOutcome, Submission, SubmitCode
 from shared.store.waiting_line import read_lines
 from shared.traces.tracing import Tracing

@@ -18,8 +18,8 @@ from redis.asyncio import ConnectionPool
 from redis.asyncio.connection import AbstractConnection
 
 from shared.store.commands import Redis
-from shared.store.mending import MendingRedis
-from shared.store.redis_py import BoundedConnection
+from shared.store.connections.mending import MendingRedis
+from shared.store.connections.redis_py import BoundedConnection
 from tests.simulation.store import Args, Reply, Status, Store, StoreError
 
 
@@ -253,7 +253,7 @@ class _Writer:
 
 
 class TwinConnection(BoundedConnection, AbstractConnection):  # pyright: ignore[reportIncompatibleVariableOverride]
-    """A connection as the mesh's own ones are (`shared.store.redis_py.CONNECTIONS`), whose other end is the twin.
+    """A connection as the mesh's own ones are (shared/store/connections/redis_py.py), whose other end is the twin.
 
     dial: how to reach it
     """

@@ -23,11 +23,11 @@ from shared.contract.errors import MeshError, Reason
 from shared.contract.ids import sequence_id
 from shared.process import lifecycle
 from shared.process.lifecycle import Stop, Tasks
+from shared.store.connections.redis_client import connect
+from shared.store.connections.redis_py import CONNECTION_LOST
 from shared.store.exported import from_file, to_file
 from shared.store.membership import Membership
 from shared.store.moving import wish_to_move
-from shared.store.redis_client import connect
-from shared.store.redis_py import CONNECTION_LOST
 from shared.store.sequence_status import SequenceStatus, Wanted
 from shared.store.sequences import Sequences
 from shared.store.wishes import uttered

@@ -27,9 +27,9 @@ from shared.contract.ids import SequenceId
 from shared.contract.record import LOST, MOVING, NO_ENTRY, PAGED, TOMBSTONES, WAITING
 from shared.process import lifecycle
 from shared.process.lifecycle import Stop, Tasks
+from shared.store.connections.redis_client import connect
+from shared.store.connections.redis_py import CONNECTION_LOST
 from shared.store.keyspace import SCHEMA_VERSION, Keyspace
-from shared.store.redis_client import connect
-from shared.store.redis_py import CONNECTION_LOST
 from shared.store.sequence_status import SequenceStatus
 from tests.simulation.ledger import Record
 from tests.simulation.model import NAME

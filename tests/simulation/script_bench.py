@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 from shared.contract.ids import sequence_id
 from shared.contract.limits import ANSWERS_BYTES_MAX
+from shared.store.connections.redis_client import connect
 from shared.store.keyspace import Keyspace
-from shared.store.redis_client import connect
 from shared.store.script_sender import Call
 from shared.store.script_values import NO_JOURNAL, JournalBounds
 from shared.store.scripts import Scripts

@@ -15,9 +15,9 @@ import pytest
 from redis.exceptions import ResponseError
 
 from shared.store.commands import Redis
+from shared.store.connections.link import Link
+from shared.store.connections.redis_client import connect
 from shared.store.libraries import LIBRARIES
-from shared.store.link import Link
-from shared.store.redis_client import connect
 from tests.simulation.connections import Server, direct_client, loop_timer
 from tests.simulation.store import Store
 

@@ -37,8 +37,8 @@ from shared.contract.model_config import ModelConfig
 from shared.process import lifecycle, logs
 from shared.process.lifecycle import Stop
 from shared.store import reading
+from shared.store.connections.redis_py import CONNECTION_LOST
 from shared.store.keyspace import Keyspace
-from shared.store.redis_py import CONNECTION_LOST
 from tests.simulation.clients import Asker, Client, Door, Habit, LostError, Style, Take
 from tests.simulation.connections import Server, TwinConnection
 from tests.simulation.ledger import Ledger
@@ -617,7 +617,7 @@ async def _run(make: Callable[[], World]) -> World:
         return world.plan.shape.spare if config.pageable else 0
 
     with (
-        patch("shared.store.redis_client.BlockingConnectionPool", pool),
+        patch("shared.store.connections.redis_client.BlockingConnectionPool", pool),
         world.ledger.watching(),
         patch("executor.service.ModelRepository", repository),
         patch("executor.sequences.sequence_model.spare_slots", spare_slots),

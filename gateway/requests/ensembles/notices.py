@@ -16,8 +16,8 @@ from shared.contract.limits import SCRIPT_STEPS_MAX
 from shared.contract.messages import ReplyMessage, encode
 from shared.contract.record import FAILED
 from shared.statistics.tally import ModelLoad
+from shared.store.connections.redis_py import CONNECTION_LOST
 from shared.store.keyspace import Keyspace
-from shared.store.redis_py import CONNECTION_LOST
 from shared.store.round_trips import RoundTrips, put_back
 from shared.store.script_sender import Call
 from shared.store.script_values import Ending

@@ -14,9 +14,9 @@ from executor.lease.registration import OlderDataError
 from executor.sequences.holdings import Holding, is_behind
 from shared.contract.ids import Epoch, ExecutorId, StepNumber, sequence_id
 from shared.contract.messages import StepFlag
+from shared.store.connections.redis_client import connect
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
-from shared.store.redis_client import connect
 from tests.embedded_redis import EmbeddedRedis
 from tests.executor.living import SHARDS, living
 from tests.mesh.model_repository import add_sum_model

@@ -20,8 +20,8 @@ from executor.workers.devices import DeviceLostError
 from shared.contract.errors import LoadError
 from shared.process.lifecycle import Stop, Tasks
 from shared.store.commands import Redis
+from shared.store.connections.redis_client import connect
 from shared.store.keyspace import Keyspace
-from shared.store.redis_client import connect
 from tests.embedded_redis import EmbeddedRedis
 from tests.executor.living import SHARDS
 

@@ -16,9 +16,9 @@ from executor.sequences.arrivals import fetch_checkpoints
 from shared.contract.ids import Epoch, ExecutorId, SequenceId, sequence_id
 from shared.store.agreement import join_mesh
 from shared.store.commands import Redis
-from shared.store.homes import MESH_TAG, tag_of
+from shared.store.connections.homes import MESH_TAG, tag_of
+from shared.store.connections.redis_client import connect
 from shared.store.keyspace import Keyspace
-from shared.store.redis_client import connect
 from tests.embedded_cluster import EmbeddedCluster
 
 

@@ -18,8 +18,8 @@ from shared.contract.ids import Epoch, ExecutorId, SequenceId, StepNumber
 from shared.contract.messages import StepFlag
 from shared.statistics.tally import ModelLoad
 from shared.store.commands import Redis
+from shared.store.connections.link import Link
 from shared.store.keyspace import Keyspace
-from shared.store.link import Link
 from shared.store.membership import Membership
 from shared.store.script_sender import Call
 from shared.store.script_values import NO_JOURNAL, CommitCode, KeptReplies, StepCommit, StepOutcome

@@ -19,8 +19,8 @@ from shared.contract.ids import ExecutorId, ShardId
 from shared.contract.messages import InboxExpired, InboxStep, InferMessage, encode
 from shared.contract.tensors import Tensor
 from shared.store.commands import Redis
+from shared.store.connections.redis_client import connect
 from shared.store.keyspace import Keyspace
-from shared.store.redis_client import connect
 
 EXECUTOR = ExecutorId("a-1")
 PATIENCE_S = 60.0

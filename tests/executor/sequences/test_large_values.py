@@ -22,9 +22,9 @@ from shared.contract.ids import CorrelationId
 from shared.contract.messages import ReplyMessage, StepFlag
 from shared.contract.model_config import StateSpec, TensorSpec
 from shared.contract.tensors import to_numpy
-from shared.store.fitness import ENVELOPE_BYTES, value_bytes_max
+from shared.store.connections.fitness import ENVELOPE_BYTES, value_bytes_max
+from shared.store.connections.redis_client import connect
 from shared.store.keyspace import Keyspace
-from shared.store.redis_client import connect
 from tests.embedded_redis import EmbeddedRedis
 from tests.executor.living import SHARDS, living
 from tests.scripted_mesh import ScriptedMesh

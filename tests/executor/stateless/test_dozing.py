@@ -11,8 +11,8 @@ import pytest
 
 import executor.stateless.dozing
 from executor.stateless.dozing import Dozing
+from shared.store.connections.link import Link
 from shared.store.keyspace import Keyspace, WorkKeys
-from shared.store.link import Link
 
 MANY = 100
 PATIENCE_S = 60.0

@@ -7,8 +7,8 @@ from shared.contract.ids import ExecutorId, GatewayId
 from shared.contract.messages import ReplyMessage, encode
 from shared.statistics.tally import ModelLoad
 from shared.store.commands import Redis
+from shared.store.connections.link import SharedLinks
 from shared.store.keyspace import Keyspace
-from shared.store.link import SharedLinks
 from shared.store.work_scripts import Take, WorkItem, WorkScripts
 from tests.scripted_mesh import GATEWAY, ScriptedMesh
 

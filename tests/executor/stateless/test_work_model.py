@@ -25,11 +25,11 @@ from shared.contract.tensors import from_numpy, to_numpy
 from shared.statistics.meter import Phase
 from shared.statistics.tally import ModelLoad
 from shared.store.commands import Redis
-from shared.store.homes import MESH_TAG, tag_of
+from shared.store.connections.homes import MESH_TAG, tag_of
+from shared.store.connections.link import Link, SharedLinks
+from shared.store.connections.redis_client import connect
 from shared.store.keyspace import Keyspace, WorkKeys
-from shared.store.link import Link, SharedLinks
 from shared.store.membership import Membership
-from shared.store.redis_client import connect
 from shared.store.script_sender import Call
 from shared.store.work_scripts import WorkItem, WorkScripts
 from tests.embedded_cluster import EmbeddedCluster

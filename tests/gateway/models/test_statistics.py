@@ -29,10 +29,10 @@ from shared.statistics.reports import CustomFamily, ExecutorReport, HostReport, 
 from shared.statistics.tally import FailureReason, ModelLoad, failure, packed
 from shared.store.agreement import join_mesh
 from shared.store.commands import Redis
+from shared.store.connections.redis_client import connect
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
 from shared.store.metering import Metering
-from shared.store.redis_client import connect
 from shared.store.scripts import Scripts
 from shared.store.totals import Tallies
 from tests.embedded_cluster import EmbeddedCluster

@@ -30,14 +30,14 @@ from shared.contract.ids import GatewayId, ShardId
 from shared.contract.tensors import Tensor
 from shared.process.lifecycle import Tasks
 from shared.store.commands import Redis
+from shared.store.connections.link import Link
+from shared.store.connections.redis_client import connect
+from shared.store.connections.redis_py import UnfitServerError
+from shared.store.connections.server_run import ServerRun
 from shared.store.keyspace import Keyspace
-from shared.store.link import Link
 from shared.store.reading import clock_ms
-from shared.store.redis_client import connect
-from shared.store.redis_py import UnfitServerError
 from shared.store.script_sender import Call
 from shared.store.scripts import Scripts
-from shared.store.server_run import ServerRun
 from shared.traces.tracing import Tracing
 from tests.embedded_redis import EmbeddedRedis
 from tests.gateway.fake_executor import FakeExecutor, RunningGateway

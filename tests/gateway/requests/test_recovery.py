@@ -15,10 +15,10 @@ from gateway.requests.replies import Replies
 from shared.contract.ids import GatewayId, ShardId
 from shared.store.agreement import join_mesh
 from shared.store.commands import Redis
-from shared.store.homes import MESH_TAG, tag_of
+from shared.store.connections.homes import MESH_TAG, tag_of
+from shared.store.connections.redis_client import connect
+from shared.store.connections.server_run import AnotherRunError, ServerRun
 from shared.store.keyspace import Keyspace
-from shared.store.redis_client import connect
-from shared.store.server_run import AnotherRunError, ServerRun
 from tests.embedded_cluster import EmbeddedCluster
 
 SHARD = ShardId(0)

@@ -14,10 +14,10 @@ from gateway.ports.turns import LoopTurns
 from gateway.requests.replies import DELIVERED_AT_ONCE, ENTRY_BYTES, Replies
 from shared.contract.ids import GatewayId, ShardId
 from shared.store.commands import Redis
+from shared.store.connections.link import Link
+from shared.store.connections.redis_client import connect
+from shared.store.connections.server_run import ServerRun
 from shared.store.keyspace import Keyspace
-from shared.store.link import Link
-from shared.store.redis_client import connect
-from shared.store.server_run import ServerRun
 from tests.embedded_redis import EmbeddedRedis
 
 MANY = 20 * DELIVERED_AT_ONCE

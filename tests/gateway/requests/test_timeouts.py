@@ -17,8 +17,8 @@ from shared.contract.messages import ReplyMessage, encode
 from shared.contract.model_config import DynamicBatching, QueuePolicy, TimeoutAction
 from shared.contract.tensors import Tensor
 from shared.statistics.tally import ModelLoad
+from shared.store.connections.redis_client import connect
 from shared.store.keyspace import Keyspace
-from shared.store.redis_client import connect
 from shared.store.work_scripts import Take, Taken, WorkDone, WorkScripts
 from tests.gateway.fake_executor import FakeExecutor, echo
 from tests.gateway.requests.test_lost_connections import without_ports

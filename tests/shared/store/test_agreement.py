@@ -13,13 +13,14 @@ from redis.exceptions import ResponseError
 
 from shared.contract.ids import ShardId, first_shards
 from shared.process.lifecycle import Stop, Tasks, end, serve_until_stopped
-from shared.store import agreement, redis_client
+from shared.store import agreement
 from shared.store.agreement import join_mesh, joined, keys_of_mesh
 from shared.store.commands import Redis
-from shared.store.fitness import UnfitRedisError
+from shared.store.connections import redis_client
+from shared.store.connections.fitness import UnfitRedisError
+from shared.store.connections.redis_client import connect
+from shared.store.connections.redis_py import UnfitServerError
 from shared.store.keyspace import DEFAULT_PREFIX, Keyspace
-from shared.store.redis_client import connect
-from shared.store.redis_py import UnfitServerError
 from tests.embedded_redis import EmbeddedRedis
 
 

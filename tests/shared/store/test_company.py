@@ -13,9 +13,9 @@ import pytest
 from deploy.operate.drain import mixture
 from shared.store import company, reading
 from shared.store.company import FORGET_AFTER_MS, Company, ServiceLine, call_addresses, services
-from shared.store.fitness import UnfitRedisError
+from shared.store.connections.fitness import UnfitRedisError
+from shared.store.connections.redis_client import redis_now_ms
 from shared.store.keyspace import Keyspace
-from shared.store.redis_client import redis_now_ms
 from shared.store.release import FORMAT, RELEASE
 
 NEWER = ServiceLine("executor", "executor-1", "9.9.9", "1.99", 0)

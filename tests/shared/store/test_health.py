@@ -15,10 +15,10 @@ from shared.contract.ids import ExecutorId
 from shared.contract.messages import ExecutorRegistration
 from shared.settings import CommonSettings
 from shared.store.commands import Redis
+from shared.store.connections.redis_client import connect
 from shared.store.health import problem
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
-from shared.store.redis_client import connect
 from tests.embedded_redis import EmbeddedRedis
 
 NAME = "executor-here"

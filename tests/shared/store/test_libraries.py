@@ -17,10 +17,10 @@ from shared.contract.messages import ReplyMessage, StepFlag, encode
 from shared.statistics.tally import ModelLoad
 from shared.store import libraries
 from shared.store.company import ServiceLine
+from shared.store.connections.link import Link
+from shared.store.connections.redis_client import connect
 from shared.store.keyspace import Keyspace
 from shared.store.libraries import EACH_CALL, LIBRARIES, NAMES, PRELUDES, file_text, library
-from shared.store.link import Link
-from shared.store.redis_client import connect
 from shared.store.script_sender import Call
 from shared.store.script_values import CommitCode, StepCommit, StepOutcome
 from shared.store.scripts import Scripts

@@ -23,13 +23,13 @@ from shared.statistics.meter import (
     histogram_of,
 )
 from shared.statistics.tally import ModelLoad
-from shared.store.cluster_redis import ClusterRedis
 from shared.store.commands import Redis
+from shared.store.connections.cluster_redis import ClusterRedis
+from shared.store.connections.redis_client import connect
+from shared.store.connections.redis_py import CONNECTION_LOST
 from shared.store.keyspace import Keyspace
 from shared.store.libraries import LUA
 from shared.store.metering import Metering
-from shared.store.redis_client import connect
-from shared.store.redis_py import CONNECTION_LOST
 from shared.store.script_values import CommitCode, Rejection, StepOutcome
 from shared.store.scripts import Scripts
 from shared.store.totals import Tallies

@@ -11,9 +11,9 @@ from shared.contract.ids import ExecutorId
 from shared.contract.limits import INSTANCES_MAX
 from shared.contract.messages import ExecutorRegistration, ModelRecord, ServedModel
 from shared.store.commands import Redis
+from shared.store.connections.redis_client import redis_now_ms
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Member, Membership
-from shared.store.redis_client import redis_now_ms
 from tests.gateway.fake_executor import running_sum
 
 

@@ -11,9 +11,9 @@ from shared.contract.ids import ExecutorId, GatewayId, SequenceId, ShardId
 from shared.store import reading
 from shared.store.agreement import join_mesh
 from shared.store.commands import Redis
-from shared.store.fitness import UnfitRedisError
+from shared.store.connections.fitness import UnfitRedisError
+from shared.store.connections.link import Link
 from shared.store.keyspace import TYPES, Keyspace, kind_of
-from shared.store.link import Link
 from tests.every_key import every_key
 
 ARGUMENTS: dict[str, Any] = {

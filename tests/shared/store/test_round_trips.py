@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from shared.store import redis_client, round_trips
-from shared.store.redis_py import UnfitServerError
+from shared.store import round_trips
+from shared.store.connections import redis_client
+from shared.store.connections.redis_py import UnfitServerError
 from shared.store.round_trips import RoundTrips, put_back
 
 

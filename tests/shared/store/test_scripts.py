@@ -41,9 +41,9 @@ from shared.contract.record import CANCELLED
 from shared.contract.state_fields import GrownState, Parts, checkpointed_states
 from shared.contract.tensors import from_numpy
 from shared.statistics.tally import ModelLoad
+from shared.store.connections.redis_client import connect, redis_now_ms
 from shared.store.keyspace import Keyspace
 from shared.store.libraries import PRELUDES
-from shared.store.redis_client import connect, redis_now_ms
 from shared.store.script_sender import Call
 from shared.store.script_values import (
     Assignment,

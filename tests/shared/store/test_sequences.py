@@ -19,10 +19,10 @@ from shared.contract.messages import ExecutorRegistration, ServedModel, StepFlag
 from shared.contract.record import START, VERSION
 from shared.contract.state_fields import GrownState, Parts
 from shared.store.commands import Redis
+from shared.store.connections.redis_client import redis_now_ms
 from shared.store.exported import HEAD, ExportedSequence, from_file, to_file
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
-from shared.store.redis_client import redis_now_ms
 from shared.store.script_values import StepOutcome
 from shared.store.sequence_status import SequenceStatus, Wanted
 from shared.store.sequences import READ_AT_ONCE, Sequences, StateSizes

@@ -12,8 +12,8 @@ from shared.contract.ids import ExecutorId, GatewayId
 from shared.contract.messages import ReplyMessage, decode_reply, encode
 from shared.statistics.tally import ModelLoad, unpacked
 from shared.store.commands import Redis
+from shared.store.connections.redis_client import connect
 from shared.store.keyspace import Keyspace
-from shared.store.redis_client import connect
 from shared.store.script_sender import Call
 from shared.store.scripts import Scripts
 from shared.store.work_scripts import Front, Take, Taken, WorkDone, WorkItem, WorkScripts, request_id

@@ -14,14 +14,15 @@ import pytest
 from shared.contract.errors import NotDoneError
 from shared.contract.ids import ShardId, sequence_id
 from shared.contract.limits import VALUE_BYTES_MAX
-from shared.store import cluster_redis, sequences
+from shared.store import sequences
 from shared.store.agreement import join_mesh
-from shared.store.fitness import UnfitRedisError, value_bytes_max
-from shared.store.homes import MESH_TAG
+from shared.store.connections import cluster_redis
+from shared.store.connections.fitness import UnfitRedisError, value_bytes_max
+from shared.store.connections.homes import MESH_TAG
+from shared.store.connections.redis_client import connect, redis_now_ms
+from shared.store.connections.redis_py import CONNECTION_LOST, REPLY_TIMEOUT_S
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
-from shared.store.redis_client import connect, redis_now_ms
-from shared.store.redis_py import CONNECTION_LOST, REPLY_TIMEOUT_S
 from tests.embedded_cluster import EmbeddedCluster, ask
 
 

@@ -2,7 +2,7 @@
 
 Every key has a hash tag (`shared.store.keyspace`), and all keys of one tag are in one place: the tag's *home*. On one
 server there is one home for all tags. On a Redis Cluster each tag has a home of its own, on one of the nodes
-(`shared.store.cluster`). Each home has connections of its own, so that one that is away holds up no other.
+(`shared.store.connections.cluster`). Each home has connections of its own, so that one that is away holds up no other.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any, TypeVar, cast
 
 from shared.contract.ids import ShardId
 from shared.store.commands import Redis
+from shared.store.connections.mending import keys_of, text
+from shared.store.connections.redis_py import CONNECTION_LOST
+from shared.store.connections.server_run import AnotherRunError
 from shared.store.keyspace import Keyspace
-from shared.store.mending import keys_of, text
-from shared.store.redis_py import CONNECTION_LOST
-from shared.store.server_run import AnotherRunError
 
 T = TypeVar("T")
 
@@ -96,7 +96,7 @@ def servers(redis: Redis, keys: Keyspace) -> list[tuple[Redis, list[ShardId]]]:
 
 
 def shards_at(home: str, keys: Keyspace) -> list[ShardId]:
-    """The shards whose keys are at this home (`shared.store.server_run`)."""
+    """The shards whose keys are at this home (`shared.store.connections.server_run`)."""
     return [shard for shard in keys.shards if home in ("", tag_of(keys.base(shard)))]
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from shared.contract.ids import ExecutorId
 from shared.contract.messages import StepFlag
+from shared.store.connections.redis_client import connect
+from shared.store.connections.redis_py import UnfitServerError
 from shared.store.keyspace import Keyspace
-from shared.store.redis_client import connect
-from shared.store.redis_py import UnfitServerError
 from shared.store.script_values import SubmitCode
 from tests.embedded_cluster import EmbeddedCluster, migrate
 from tests.scripted_mesh import ScriptedMesh

@@ -2,7 +2,7 @@
 
 All are asked at once: one that is dead, silent or faulty costs nothing while the others answer. The majority decides;
 between equal votes, the newer configuration does. So a server that was cut off is outvoted. Whether the named server
-really is a primary is checked after connecting (`shared.store.redis_client`).
+really is a primary is checked after connecting (`shared.store.connections.redis_client`).
 """
 
 from __future__ import annotations

@@ -10,10 +10,10 @@ from redis.exceptions import NoPermissionError, ResponseError
 from shared.contract.errors import MeshError
 from shared.contract.limits import VALUE_BYTES_MAX
 from shared.process import logs
-from shared.store.cluster_redis import ClusterRedis, within_patience
 from shared.store.commands import Redis
-from shared.store.homes import MESH_TAG
-from shared.store.redis_py import CONNECTION_LOST
+from shared.store.connections.cluster_redis import ClusterRedis, within_patience
+from shared.store.connections.homes import MESH_TAG
+from shared.store.connections.redis_py import CONNECTION_LOST
 
 MINIMUM_VERSION = (7, 0)
 """The first with functions, as which the scripts are loaded (FUNCTION LOAD, FCALL). Valkey began with 7.2."""
@@ -66,7 +66,8 @@ async def _check_server(redis: Redis, where: Mapping[str, Any], *, of_cluster: b
     try:
         info: dict[str, Any] = await redis.info()
     except NoPermissionError:
-        # Without INFO, connections to another run of the server are not noticed either (`shared.store.server_run`).
+        # Without INFO, connections to another run of the server are not noticed either
+        # (`shared.store.connections.server_run`).
         logs.warning(
             "redis does not tell who it is",
             remedy="allow the user INFO (ACL: +info), or stop every service before Redis is restarted or fails over: a "

@@ -12,11 +12,11 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from deploy.chaos.proxy import Way
 from shared.store.agreement import join_mesh
+from shared.store.connections.link import Link
+from shared.store.connections.redis_client import CONNECTIONS_MAX, connect
+from shared.store.connections.redis_py import CONNECTION_LOST, UnfitServerError
+from shared.store.connections.server_run import AnotherRunError, ServerRun
 from shared.store.keyspace import DEFAULT_PREFIX
-from shared.store.link import Link
-from shared.store.redis_client import CONNECTIONS_MAX, connect
-from shared.store.redis_py import CONNECTION_LOST, UnfitServerError
-from shared.store.server_run import AnotherRunError, ServerRun
 from tests.embedded_redis import EmbeddedRedis
 from tests.redis_proxy import RedisProxy
 

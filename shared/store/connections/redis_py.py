@@ -1,8 +1,8 @@
 """Everything that this project uses of redis-py beyond its documented interface, and nothing else does.
 
 Our connections read and write the streams of redis-py's, because that takes half of a pipeline's time and leaves it to
-the caller to send again (`shared.store.link`). tests/shared/store/test_redis_py.py pins each use: a release of redis-py
-that lacks one fails there, by its name, before anything fails in a mesh.
+the caller to send again (`shared.store.connections.link`). tests/shared/store/connections/test_redis_py.py pins each
+use: a release of redis-py that lacks one fails there, by its name, before anything fails in a mesh.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from shared.store.discovery import Discovery
-from shared.store.redis_url import Way
+from shared.store.connections.discovery import Discovery
+from shared.store.connections.redis_url import Way
 
 REPLY_TIMEOUT_S = 10.0
 """How long an answer may take when nobody says otherwise: through a proxy or a tunnel that has lost its other end, a

@@ -1,4 +1,4 @@
-"""Asks Sentinels which server is the primary now (`shared.store.discovery`).
+"""Asks Sentinels which server is the primary now (`shared.store.connections.discovery`).
 
 redis-py's own Sentinel client asks one after the other, believes the first, and fails if that one answers nonsense.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from shared.store.discovery import Discovery, NoAnswerError, Primary
+from shared.store.connections.discovery import Discovery, NoAnswerError, Primary
 
 DOWN = {"s_down", "o_down"}
 """Flags of a primary that is about to be replaced."""

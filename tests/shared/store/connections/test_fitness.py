@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from shared.store import fitness
 from shared.store.agreement import join_mesh
-from shared.store.fitness import UnfitRedisError
+from shared.store.connections import fitness
+from shared.store.connections.fitness import UnfitRedisError
+from shared.store.connections.redis_client import connect
 from shared.store.keyspace import DEFAULT_PREFIX, SCHEMA_VERSION, Keyspace
-from shared.store.redis_client import connect
 from tests.embedded_redis import EmbeddedRedis
 
 

@@ -1,4 +1,4 @@
-"""A client of a Redis Cluster: each command goes to the home of its key (`shared.store.homes`).
+"""A client of a Redis Cluster: each command goes to the home of its key (`shared.store.connections.homes`).
 
 redis-py's own cluster client reads the whole map of slots at once and keeps it, sends a pipeline's commands node by
 node, and repeats by itself what may not be repeated.
@@ -12,11 +12,11 @@ from typing import Any, TypeVar, cast
 
 from shared.contract.ids import ShardId
 from shared.process.addresses import authority
-from shared.store.cluster import shards_on
-from shared.store.discovery import Discovery
-from shared.store.homes import MESH_TAG, each, in_order, tag_of, tags_of, together
-from shared.store.mending import MendingPipeline, MendingRedis, text
-from shared.store.redis_py import RepeatablePipeline
+from shared.store.connections.cluster import shards_on
+from shared.store.connections.discovery import Discovery
+from shared.store.connections.homes import MESH_TAG, each, in_order, tag_of, tags_of, together
+from shared.store.connections.mending import MendingPipeline, MendingRedis, text
+from shared.store.connections.redis_py import RepeatablePipeline
 
 ADDED_UP = {"DEL", "UNLINK", "EXISTS"}
 """Commands with any number of keys, whose replies are counts."""
@@ -132,5 +132,5 @@ def _address(home: MendingRedis) -> str | None:
 
 
 async def shards_of_cluster(redis: ClusterRedis, count: int = 0) -> tuple[ShardId, ...]:
-    """See `shared.store.cluster.shards_on`. Raises what redis-py raises."""
+    """See `shared.store.connections.cluster.shards_on`. Raises what redis-py raises."""
     return shards_on(await redis.execute_command("CLUSTER", "SLOTS"), count)

@@ -1,8 +1,8 @@
 """A Redis Cluster: which of its nodes holds which keys.
 
-To a mesh a Cluster is several servers, one for each hash tag (`shared.store.homes`). A home finds its node as one finds
-a primary by way of Sentinels. After a failover, or when the tag's slot was moved, the node refuses the next command;
-then the home finds its new node. While a slot moves, its home waits.
+To a mesh a Cluster is several servers, one for each hash tag (`shared.store.connections.homes`). A home finds its node
+as one finds a primary by way of Sentinels. After a failover, or when the tag's slot was moved, the node refuses the
+next command; then the home finds its new node. While a slot moves, its home waits.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from itertools import islice
 from typing import Any
 
 from shared.contract.ids import ShardId
-from shared.store.discovery import Discovery, NoAnswerError, Primary
-from shared.store.homes import MESH_TAG
+from shared.store.connections.discovery import Discovery, NoAnswerError, Primary
+from shared.store.connections.homes import MESH_TAG
 from shared.store.reading import text_of
 
 SLOTS = 1 << 14

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from shared.store.cluster import ASKED_MAX, SLOTS, Node, Nodes, shards_on, slot_of
-from shared.store.discovery import NoAnswerError
+from shared.store.connections.cluster import ASKED_MAX, SLOTS, Node, Nodes, shards_on, slot_of
+from shared.store.connections.discovery import NoAnswerError
 
 
 class Cluster:

@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.store.redis_url import RedisUrlError, has_password, parse_redis_url, url_of_node, url_without_password
+from shared.store.connections.redis_url import (
+    RedisUrlError,
+    has_password,
+    parse_redis_url,
+    url_of_node,
+    url_without_password,
+)
 
 
 @pytest.mark.parametrize(

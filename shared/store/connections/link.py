@@ -17,11 +17,11 @@ import hiredis
 from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from shared.store.cluster_redis import ClusterRedis
 from shared.store.commands import Redis
-from shared.store.homes import each, sound, tags_of, together
-from shared.store.mending import is_wrong_type, keys_of, mend
-from shared.store.redis_py import UnfitServerError, new_connection
+from shared.store.connections.cluster_redis import ClusterRedis
+from shared.store.connections.homes import each, sound, tags_of, together
+from shared.store.connections.mending import is_wrong_type, keys_of, mend
+from shared.store.connections.redis_py import UnfitServerError, new_connection
 
 LINKS_MAX = 16
 """Connections of `SharedLinks`: more would be no faster, because Redis does one thing at a time."""

@@ -6,7 +6,7 @@ never accepted, or wait for answers that will never come. So a service's connect
 They do not open to another run until the service has compared what it knows with what that server holds, and has agreed
 to go on there.
 
-Of a Cluster, each home (`shared.store.homes`) is a server with a run of its own.
+Of a Cluster, each home (`shared.store.connections.homes`) is a server with a run of its own.
 
 Nor does anything that the earlier run says count from then on: a primary that was frozen while another one took its
 place wakes up, carries out what lies in its sockets, and answers. So the connections to a run are cut when another one

@@ -11,14 +11,14 @@ from redis.exceptions import OutOfMemoryError
 
 from shared.contract.ids import Epoch, ExecutorId, ShardId, sequence_id
 from shared.store.agreement import join_mesh, joined
-from shared.store.cluster_redis import shards_of_cluster
-from shared.store.fitness import UnfitRedisError, value_bytes_max
-from shared.store.homes import servers
+from shared.store.connections.cluster_redis import shards_of_cluster
+from shared.store.connections.fitness import UnfitRedisError, value_bytes_max
+from shared.store.connections.homes import servers
+from shared.store.connections.link import Link, SharedLinks, new_link
+from shared.store.connections.redis_client import connect
+from shared.store.connections.server_run import AnotherRunError, ServerRun
 from shared.store.keyspace import Keyspace
-from shared.store.link import Link, SharedLinks, new_link
-from shared.store.redis_client import connect
 from shared.store.scripts import Scripts
-from shared.store.server_run import AnotherRunError, ServerRun
 from tests.embedded_cluster import EmbeddedCluster, ask
 
 SHARDS = 4

@@ -17,16 +17,16 @@ import pytest
 from deploy.chaos.node import until
 from deploy.chaos.replicated import ReplicatedRedis
 from deploy.local.embedded import free_port
-from shared.store import discovery
 from shared.store.agreement import joined
+from shared.store.connections import discovery
+from shared.store.connections.link import Link
+from shared.store.connections.redis_client import connect
+from shared.store.connections.redis_py import CONNECTION_LOST, UnfitServerError
+from shared.store.connections.server_run import AnotherRunError, ServerRun
 from shared.store.keyspace import DEFAULT_PREFIX
-from shared.store.link import Link
-from shared.store.redis_client import connect
-from shared.store.redis_py import CONNECTION_LOST, UnfitServerError
-from shared.store.server_run import AnotherRunError, ServerRun
 from tests.embedded_redis import EmbeddedRedis
 
-TLS = Path(__file__).parents[2] / "fixtures" / "tls"
+TLS = Path(__file__).parents[3] / "fixtures" / "tls"
 PATIENCE_S = 60.0
 
 

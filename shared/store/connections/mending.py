@@ -14,9 +14,9 @@ from typing import Any, cast
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
+from shared.store.connections.redis_py import RepeatablePipeline
 from shared.store.keyspace import TYPES, kind_of
 from shared.store.reading import noted, text_of
-from shared.store.redis_py import RepeatablePipeline
 
 Ask = Callable[[Sequence[Sequence[Any]]], Awaitable[Sequence[Any]]]
 """Sends commands in one round trip; returns their replies."""
@@ -98,11 +98,11 @@ class MendingRedis(Redis):
             self.home(key)
 
     def at(self, tag: str) -> MendingRedis:
-        """The client of a home (of a Cluster: `shared.store.cluster_redis`)."""
+        """The client of a home (of a Cluster: `shared.store.connections.cluster_redis`)."""
         return self
 
     def homes(self) -> list[MendingRedis]:
-        """The client of each server (of a Cluster: `shared.store.cluster_redis`)."""
+        """The client of each server (of a Cluster: `shared.store.connections.cluster_redis`)."""
         return [self]
 
     async def servers(self) -> Mapping[str, MendingRedis]:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from shared.store.homes import in_order, tag_of, tags_of, together, without_lost
+from shared.store.connections.homes import in_order, tag_of, tags_of, together, without_lost
 
 
 @pytest.mark.parametrize(

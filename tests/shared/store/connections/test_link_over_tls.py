@@ -15,11 +15,11 @@ import pytest
 import uvloop
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from shared.store.link import Link
-from shared.store.redis_client import connect
-from shared.store.redis_py import CLOSED
+from shared.store.connections.link import Link
+from shared.store.connections.redis_client import connect
+from shared.store.connections.redis_py import CLOSED
 
-TLS = Path(__file__).parents[2] / "fixtures" / "tls"
+TLS = Path(__file__).parents[3] / "fixtures" / "tls"
 LARGE = bytes(range(256)) * (8 << 10)
 
 

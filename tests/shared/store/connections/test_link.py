@@ -7,11 +7,11 @@ from typing import Any, cast
 import pytest
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from shared.store.cluster_redis import ClusterRedis
-from shared.store.homes import MESH_TAG
-from shared.store.link import Link, new_link, streams_read
-from shared.store.redis_client import connect
-from shared.store.redis_py import CONNECTION_LOST
+from shared.store.connections.cluster_redis import ClusterRedis
+from shared.store.connections.homes import MESH_TAG
+from shared.store.connections.link import Link, new_link, streams_read
+from shared.store.connections.redis_client import connect
+from shared.store.connections.redis_py import CONNECTION_LOST
 
 
 def test_a_stream_that_is_named_without_entries_has_no_news() -> None:

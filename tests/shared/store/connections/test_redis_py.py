@@ -1,4 +1,4 @@
-"""What `shared.store.redis_py` uses of redis-py beyond its documentation: a redis-py without it fails here, by name."""
+"""What the mesh uses of redis-py beyond its documentation: a redis-py without it fails here, by name."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from redis.asyncio.connection import AbstractConnection, RedisSSLContext
 from redis.exceptions import BusyLoadingError, ReadOnlyError, ResponseError
 
 from shared.store import commands
-from shared.store.mending import MendingRedis
-from shared.store.redis_client import connect
-from shared.store.redis_py import (
+from shared.store.connections.mending import MendingRedis
+from shared.store.connections.redis_client import connect
+from shared.store.connections.redis_py import (
     CONNECTIONS,
     BoundedConnection,
     RedisTimeoutError,
@@ -35,7 +35,7 @@ from shared.store.redis_py import (
 )
 from tests.simulation.virtual import virtual_world
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 TLS = ROOT / "tests" / "fixtures" / "tls"
 INTERNALS = re.compile(
     r"redis\._|\b_parser\b|make_connection|command_stack|response_callbacks|super\(\)[^\n]*_connect\b"

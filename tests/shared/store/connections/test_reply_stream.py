@@ -10,7 +10,7 @@ import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import InvalidResponse, ResponseError
 
-from shared.store.redis_py import ReplyStream
+from shared.store.connections.redis_py import ReplyStream
 
 PING = b"*1\r\n$4\r\nPING\r\n"
 LIMIT_S = 60

@@ -1,9 +1,9 @@
 """Connections to Redis.
 
 If the URL names Sentinels, each new connection asks them for the primary, and checks that the server calls itself one.
-So does each new connection to a home of a Cluster, which asks the Cluster's nodes (`shared.store.cluster`). When a
-server ceases to be the primary, a connection leaves it with the first command that it refuses; or the server cuts its
-clients off, as Sentinels tell it to.
+So does each new connection to a home of a Cluster, which asks the Cluster's nodes (`shared.store.connections.cluster`).
+When a server ceases to be the primary, a connection leaves it with the first command that it refuses; or the server
+cuts its clients off, as Sentinels tell it to.
 
 Every service has a few connections with one use each: blocking reads must not hold up the commands of others. All other
 commands share a pool, and wait until one of its connections is free.
@@ -28,14 +28,12 @@ from redis.exceptions import AuthenticationError, NoPermissionError
 
 from shared.contract.errors import UnavailableError
 from shared.process.addresses import authority
-from shared.store.cluster import Node, Nodes
-from shared.store.cluster_redis import ClusterRedis
 from shared.store.commands import Redis
-from shared.store.discovery import Discovery
-from shared.store.keyspace import Keyspace
-from shared.store.mending import MendingRedis
-from shared.store.reading import clock_ms
-from shared.store.redis_py import (
+from shared.store.connections.cluster import Node, Nodes
+from shared.store.connections.cluster_redis import ClusterRedis
+from shared.store.connections.discovery import Discovery
+from shared.store.connections.mending import MendingRedis
+from shared.store.connections.redis_py import (
     CONNECTION_LOST,
     CONNECTIONS,
     DISCOVERED_CONNECTIONS,
@@ -43,9 +41,11 @@ from shared.store.redis_py import (
     REPLY_TIMEOUT_S,
     DiscoveredConnection,
 )
-from shared.store.redis_url import RedisEndpoint, parse_redis_url, url_of_node
-from shared.store.sentinels import sentinels
-from shared.store.server_run import ServerRun
+from shared.store.connections.redis_url import RedisEndpoint, parse_redis_url, url_of_node
+from shared.store.connections.sentinels import sentinels
+from shared.store.connections.server_run import ServerRun
+from shared.store.keyspace import Keyspace
+from shared.store.reading import clock_ms
 
 RETRIES = 8
 """Times a command is repeated on a broken connection: with the back-off below, 2 to 6 seconds of Redis restart."""
