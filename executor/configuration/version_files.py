@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -10,26 +11,29 @@ from pathlib import Path
 CONFIG_FILES = ("config.pbtxt", "configs")
 """Not counted as files, because the parsed configuration is counted."""
 UNSEEN = ("__pycache__",)
+NO_CONTENT, ALL_CONTENT = -1, math.inf
+"""No file's content is read; every file's is."""
 
 
-def lines_of_version(model_dir: Path, version: str, code_dir: Path | None, *, by_content: bool = False) -> list[str]:
-    """A line for each file of a version. Of each file only size and time are read, unless `by_content`.
+def lines_of_version(model_dir: Path, version: str, code_dir: Path | None, *, content_max: float) -> list[str]:
+    """A line for each file of a version.
 
-    code_dir  the folder of a python-based backend: its code is the model's
+    code_dir     the folder of a python-based backend: its code is the model's
+    content_max  larger files are told by size and time, without their content
     """
     # Other versions' folders do not count: a change there leaves this version as it is.
     others = {path.name for path in model_dir.iterdir() if path.name.isdigit()} - {version}
-    found = list(lines(model_dir, by_content=by_content, skip={*others, *CONFIG_FILES}))
+    found = list(lines(model_dir, content_max=content_max, skip={*others, *CONFIG_FILES}))
     if code_dir is not None:
-        found += [f"backend {line}" for line in lines(code_dir, by_content=by_content)]
+        found += [f"backend {line}" for line in lines(code_dir, content_max=content_max)]
     return found
 
 
-def lines(folder: Path, *, by_content: bool = False, skip: Collection[str] = ()) -> Iterator[str]:
+def lines(folder: Path, *, content_max: float = NO_CONTENT, skip: Collection[str] = ()) -> Iterator[str]:
     """A line for each file of a folder: its path, size, and time or content. Raises OSError."""
     for path in _files(folder, skip):
-        state = _content(path) if by_content else str(path.stat().st_mtime_ns)
-        yield f"{path.relative_to(folder)} {path.stat().st_size} {state}"
+        size = path.stat().st_size
+        yield f"{path.relative_to(folder)} {size} {_content(path) if size <= content_max else path.stat().st_mtime_ns}"
 
 
 def _content(path: Path) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from executor.configuration.load import LoadedConfig
-from executor.configuration.version_files import lines, lines_of_version
+from executor.configuration.version_files import ALL_CONTENT, NO_CONTENT, lines, lines_of_version
 
 SERVED_BY = ("dynamic_batching", "model_warmup", "optimization", "response_cache")
 BATCHED_BY = ("direct", "oldest", "max_sequence_idle_microseconds")
@@ -62,7 +62,8 @@ def fingerprint(
         # Elsewhere only the engine holds the state, so a change of the instances ends the sequences.
         _leave_out(config, ("instance_group",))
     parts = [json.dumps(config, sort_keys=True)]
-    parts += lines_of_version(loaded.model_dir, str(version), backend_dir, by_content=by_content)
+    content_max = ALL_CONTENT if by_content else NO_CONTENT
+    parts += lines_of_version(loaded.model_dir, str(version), backend_dir, content_max=content_max)
     return Fingerprint(_digest(parts), _digest([rest]))
 
 

@@ -21,6 +21,8 @@ from shared.process import logs
 START_LIMIT_S = 60.0
 """Time for another process to load the model, or `START_FACTOR` times what the first one took, if that is longer."""
 START_FACTOR = 10
+CODE_BYTES_MAX = 1 << 20
+"""Files up to this size may be touched, as long as their content stays. To read it of larger ones takes long."""
 
 
 class NotNowError(MeshError):
@@ -52,7 +54,7 @@ class CurrentProcess:
         self._environment = environment
         self._answered = answered
         self._lost = lost
-        self._files = _lines(load.request)
+        self._files = _lines(load.request) if load.request.config.sequence_batching else frozenset[str]()
         self._restarts = Restarts()
         self.is_first = True
         self.limit_s = 0.0
@@ -123,9 +125,9 @@ class CurrentProcess:
         """Raises CannotStartError if the process would load another model: the states that it gets, and the other
         instances, belong to the one that was loaded.
         """
-        request = self._load.request
-        if request.config.sequence_batching is None:
+        if not self._files:
             return
+        request = self._load.request
         try:
             gone = self._files.difference(_lines(request))
         except OSError as error:
@@ -181,7 +183,7 @@ class CurrentProcess:
 
 def _lines(request: LoadRequest) -> frozenset[str]:
     code_dir = request.code.parent if request.code else None
-    return frozenset(lines_of_version(request.model_dir, request.version, code_dir))
+    return frozenset(lines_of_version(request.model_dir, request.version, code_dir, content_max=CODE_BYTES_MAX))
 
 
 def _checked(answer: Answer) -> Answer:
