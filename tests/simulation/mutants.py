@@ -163,7 +163,7 @@ MUTANTS = (
     Mutant(
         "spare of the dead",
         "reclaim leaves the spare slots of a dead executor, and new sequences begin there when it has taken all others",
-        (Edit("reclaim", r"if not versions then redis\.call\('DEL', spares_of\(ARGV\[2\], MODEL\)\) end"),),
+        (Edit("reclaim", r"if not only then redis\.call\('DEL', spares_of\(ARGV\[2\], MODEL\)\) end"),),
     ),
     Mutant(
         "epoch",

@@ -120,7 +120,7 @@ async def test_a_certificate_that_cannot_be_read_keeps_the_server_from_starting(
             {"grpc_server_cert": "a", "grpc_server_key": "b"},
             "--grpc-server-cert, --grpc-server-key and --grpc-root-cert need --grpc-use-ssl",
         ),
-        ({"grpc_restricted_protocol": ("health",)}, "--grpc-restricted-protocol: 'health' must be followed by"),
+        ({"grpc_restricted_protocol": ("health",)}, "--grpc-restricted-protocol: the last text must end with"),
         ({"grpc_header_forward_pattern": "("}, "--grpc-header-forward-pattern: missing )"),
     ],
 )
