@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from itertools import chain
 from typing import NamedTuple
 
 from gateway.requests.waiting import PendingRequest
@@ -57,10 +56,13 @@ class NamedCallers:
         async with self._redis.pipeline(transaction=False) as pipe:
             for key, named in asked.items():
                 pipe.hmget(key, [name.field for _, name in named])
-            found: list[list[bytes | None]] = await pipe.execute() if asked else []
+            found: list[list[bytes | None] | Exception] = await pipe.execute(raise_on_error=False) if asked else []
         missing = [
             one
-            for (one, name), value in zip(chain(*asked.values()), chain(*found), strict=True)
+            for named, values in zip(asked.values(), found, strict=True)
+            # A node of a Cluster that is away says nothing of its keys.
+            if not isinstance(values, Exception)
+            for (one, name), value in zip(named, values, strict=True)
             if value is None or name.value not in (None, value)
         ]
         self._missed = {one.token: self._missed.get(one.token, 0) + 1 for one in missing}
