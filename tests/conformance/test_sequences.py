@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -210,6 +210,17 @@ async def lowest_row_taken(caller: Caller, *, text: bool) -> Answer:
                 return newcomer
 
 
+async def lowest_rows_taken(caller: Caller, sequences: Sequence[int | str]) -> None:
+    """Begins these sequences, each with the value 1, in the lowest rows in their order; see `lowest_row_taken`."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            starts = [await caller(identity, 1, start=True) for identity in sequences]
+            if [answer.seen.row for answer in starts] == [*range(len(sequences))]:
+                return
+            for identity in sequences:
+                await caller(identity, 0, end=True)
+
+
 @pytest.mark.parametrize(
     ("model", "text"),
     [("rows", False), pytest.param("rows_text", True, marks=pytest.mark.mesh_only(TEXT_CONTROL))],
@@ -219,14 +230,13 @@ async def test_direct_keeps_positions_and_fills_up_with_null_rows(lone_caller: C
     first, second, third = neighbours(model, 3, text=text)
     nobody = "" if text else 0
 
-    starts = [await caller(identity, 1, start=True) for identity in (first, second, third)]
+    await lowest_rows_taken(caller, (first, second, third))
     alone = await caller(third, 2)
     middle = await caller(second, 3)
     await caller(first, 1, end=True)
     newcomer = await lowest_row_taken(caller, text=text)
     ends = [await caller(identity, 1, end=True) for identity in (second, third)]
 
-    assert [0, 1, 2] == [answer.seen.row for answer in starts]
     assert [3, 4] == [alone.total, middle.total]
     assert 2 == alone.seen.row
     assert [(0, 0, False), (0, 0, False), (0, 1, False)] == [controls(row) for row in alone.seen.rows]
