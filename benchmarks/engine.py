@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-import sys
 import tempfile
 import time
 import warnings
@@ -29,10 +28,10 @@ from benchmarks.results import markdown
 from executor.configuration.load import load_model_config
 from executor.engine.backends import installed_backends
 from executor.engine.base import BatchResult, LoadRequest, Row, RowResult
-from executor.service import SWITCH_INTERVAL_S
 from executor.workers.worker import EngineWorker
 from shared.contract.ids import InstanceIndex
 from shared.contract.tensors import from_numpy
+from shared.process import interpreter
 
 ROWS = 64
 LAYERS = 2
@@ -149,7 +148,7 @@ async def measure(device: torch.device, hidden_size: int, directory: Path) -> di
 
 def measure_engine(*, device: str, quick: bool, out: Path) -> None:
     """Measures all; writes engine.md and prints it: the medians of the rounds."""
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    interpreter.share_often()
     rows: list[list[str]] = []
     for hidden_size in HIDDEN_SIZES[:1] if quick else HIDDEN_SIZES:
         with tempfile.TemporaryDirectory(prefix="seqmesh-engine-") as directory, warnings.catch_warnings():

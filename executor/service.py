@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import sys
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import replace
@@ -30,7 +29,7 @@ from executor.models.sources import OVERRIDE, open_sources
 from executor.settings import ExecutorSettings
 from executor.workers.devices import DeviceLostError, find_devices
 from shared.contract.errors import MeshError
-from shared.process import logs
+from shared.process import interpreter, logs
 from shared.process.lifecycle import Stop, Tasks, end
 from shared.process.locked_folders import remove_abandoned
 from shared.store.agreement import joined
@@ -41,9 +40,6 @@ from shared.store.reading import tell
 from shared.stored_settings import ProcessSettings, StoredSettings
 from shared.traces.tracing import Tracing, setup
 
-SWITCH_INTERVAL_S = 0.0005
-"""How long a thread may keep the interpreter: the default, 5 ms, lets a model's thread hold up the step loop."""
-
 UNUSABLE_EXIT_CODE = 1
 REACH_PAUSE_S = 2.0
 """Between two tries to read a repository at the start."""
@@ -51,7 +47,7 @@ REACH_PAUSE_S = 2.0
 
 async def serve(settings: ExecutorSettings, tasks: Tasks, stop: Stop) -> None:
     """Runs the executor until it is told to stop."""
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    interpreter.share_often()
     settings = replace(settings, name=settings.name_of("executor"))
     async with joined(settings.redis_url, settings.key_prefix, settings.shards, name=settings.name) as (found, keys):
         bytes_max = await value_bytes_max(found)

@@ -6,13 +6,9 @@ import sys
 from collections.abc import Sequence
 
 from gateway.settings import GatewaySettings
-from shared.process import collector, lifecycle, logs
+from shared.process import collector, interpreter, lifecycle, logs
 from shared.process.cpu_policy import schedule_by
 from shared.settings import parse_settings
-
-SWITCH_INTERVAL_S = 0.0005
-"""How long a thread may keep the interpreter: with the default, 5 ms, whoever waits for Redis and its client waits for
-each of them so long, while large JSON is read or written in a thread."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -24,7 +20,7 @@ def main(arguments: Sequence[str]) -> int:
     logs.configure(settings.log_level, settings.log_format, service=settings.name_of("gateway"))
     schedule_by(settings.cpu_policy)
     collector.look_seldom()
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    interpreter.share_often()
     # Imported here because it takes a while, in which a stop is to be heard.
     from gateway.service import serve  # noqa: PLC0415
 

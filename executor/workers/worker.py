@@ -51,7 +51,7 @@ from shared.statistics.tally import MemoryUse
 
 SHORT_US = 500.0
 """Longest batch for the event loop: for so long a thread may keep the interpreter from the loop in any case
-(`executor.service.SWITCH_INTERVAL_S`)."""
+(`shared.process.interpreter.SWITCH_INTERVAL_S`)."""
 
 SMALL_BYTES = 1 << 16
 """Most bytes of inputs of a batch for the event loop: how long a large one takes, small ones do not tell."""
