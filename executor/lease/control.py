@@ -87,15 +87,18 @@ class Control:
                     await self.catch_up()
                     self._missed = False
                     self._changed.set()
-                read = await self._blocking.xread({self._keys.control: self.applied.position}, block=BLOCK_MS)
-                for _, entries in read or ():
-                    for entry, fields in entries:
-                        await self._hear(entry.decode(), fields)
+                for entry, fields in await self._entries(self.applied.position):
+                    await self._hear(entry, fields)
             except LOST_OR_REFUSED as error:
                 # The stream may be trimmed, or empty, when Redis is back. The commands themselves are in the hashes.
                 self._missed = True
                 logs.warning("control reading delayed", cause=str(error))
                 await asyncio.sleep(RETRY_DELAY_S)
+
+    async def _entries(self, position: str) -> list[tuple[str, Mapping[bytes, bytes]]]:
+        """The entries behind a position; none if none comes within `BLOCK_MS`."""
+        read = await self._blocking.xread({self._keys.control: position}, block=BLOCK_MS)
+        return [(entry.decode(), fields) for _, entries in read or () for entry, fields in entries]
 
     async def _hear(self, entry: str, fields: Mapping[bytes, bytes]) -> None:
         if b"n" not in fields:
@@ -117,17 +120,15 @@ class Control:
         await asyncio.sleep(LONG_S)
         with suppress(*LOST_OR_REFUSED):
             while True:
-                read = await self._blocking.xread({self._keys.control: position}, block=BLOCK_MS)
-                for _, entries in read or ():
-                    for entry, fields in entries:
-                        position, model = entry.decode(), text_of(fields.get(b"n", b""))
-                        command: bytes | None = await self._redis.hget(self._keys.wanted, model)
-                        if command is None or model == loading:
-                            continue
-                        message = value_of(self._keys.wanted, command, _decoder.decode, field=model)
-                        if message is not None and message.model == model and message.action == "unload":
-                            self._unload(model)
-                            self._changed.set()
+                for entry, fields in await self._entries(position):
+                    position, model = entry, text_of(fields.get(b"n", b""))
+                    command: bytes | None = await self._redis.hget(self._keys.wanted, model)
+                    if command is None or model == loading:
+                        continue
+                    message = self._read(model, self._keys.wanted, command)
+                    if message is not None and message.action == "unload":
+                        self._unload(model)
+                        self._changed.set()
 
     def _unload(self, model: str) -> None:
         self._loader.unload(model)
@@ -137,12 +138,17 @@ class Control:
         if failure is not None:
             self.applied = Applied(self.applied.position, (*self.applied.failures, failure)[-FAILURES_MAX:])
 
+    def _read(self, model: str, key: str, command: bytes) -> ControlMessage | None:
+        """A command as a hash holds it under the model's name; None if it cannot be read. key: the hash"""
+        message: ControlMessage | None = value_of(key, command, _decoder.decode, field=model)
+        return message if message is not None and message.model == model else None
+
     async def _carry_out(self, model: str, key: str, command: bytes, entry: str) -> LoadFailure | None:
         """Carries out a command; if that succeeds, keeps it for executors that start later.
         key: the hash that holds it
         """
-        message: ControlMessage | None = value_of(key, command, _decoder.decode, field=model)
-        if message is None or message.model != model:
+        message = self._read(model, key, command)
+        if message is None:
             return LoadFailure(entry, model, Code.INTERNAL, f"what was asked of '{model}' cannot be read: ask again")
         try:
             done = await self._do(message, ASKED_S if key == self._keys.wanted else START_S)
