@@ -74,10 +74,15 @@ def _writable(data: NDArray[Any] | list[str], *, is_scalar: bool = False) -> Any
         parts = [_written(data[piece])[1:-1] for piece in pieces(len(data))]
         parts[0], parts[-1] = b"[" + parts[0], parts[-1] + b"]"
         return orjson.Fragment(b",".join(parts))
-    if isinstance(data, list) or data.dtype.kind != "f" or np.isfinite(data).all():
+    if _is_of_json(data):
         return data[0] if is_scalar else data
     text = _written(data)
     return orjson.Fragment(text[1:-1] if is_scalar else text)
+
+
+def _is_of_json(data: NDArray[Any] | list[str]) -> bool:
+    """Whether JSON has a form for every element: it has none for NaN and infinity."""
+    return isinstance(data, list) or data.dtype.kind != "f" or bool(np.isfinite(data).all())
 
 
 def _written(data: NDArray[Any] | list[str]) -> bytes:
@@ -86,7 +91,7 @@ def _written(data: NDArray[Any] | list[str]) -> bytes:
     Triton writes `NaN` and `Infinity`, and clients read them. orjson would write null, so those are put in its place.
     """
     text = orjson.dumps(data, option=orjson.OPT_SERIALIZE_NUMPY)
-    if isinstance(data, list) or data.dtype.kind != "f" or np.isfinite(data).all():
+    if isinstance(data, list) or _is_of_json(data):
         return text
     odd = data[~np.isfinite(data)]
     words = np.where(np.isnan(odd), b"NaN", np.where(odd > 0, b"Infinity", b"-Infinity")).tolist()
