@@ -93,9 +93,7 @@ async def test_new_sequences_of_other_shards_get_slots_that_no_sequence_of_the_l
     there, gone = numbers
     await stage.join("e1", slots=SLOTS)
     async with stage.scheduler(spare_slots=spare_slots) as scheduler:
-        for number in (there[0], *gone[:2]):
-            await stage.submit(number, start=True)
-        before = places(await stage.live(there[0], *gone[:2]))
+        before = places(await stage.begin(there[0], *gone[:2]))
         await asyncio.to_thread(node.kill)
         await leads(stage, scheduler, away=True)
 
@@ -125,9 +123,7 @@ async def test_a_scheduler_that_has_not_led_leads_the_other_shards_and_gives_nob
     there, gone = numbers
     await stage.join("e1", slots=SLOTS)
     async with stage.scheduler(spare_slots=spare_slots):
-        for number in (there[0], *gone[:2]):
-            await stage.submit(number, start=True)
-        before = places(await stage.live(there[0], *gone[:2]))
+        before = places(await stage.begin(there[0], *gone[:2]))
         await asyncio.to_thread(node.kill)
     async with stage.scheduler(name="s2", spare_slots=spare_slots) as scheduler:
         await leads(stage, scheduler, away=True)

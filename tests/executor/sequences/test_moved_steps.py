@@ -2,35 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from shared.contract.messages import StepFlag
 from shared.contract.tensors import to_numpy
-from shared.store.commands import Redis
-from tests.executor.living import Running, living, scripted
-from tests.mesh.model_repository import add_sum_model
+from tests.executor.living import Running
 from tests.scripted_mesh import ScriptedMesh
 
 SEQUENCE = 7
 START, NONE = StepFlag.START, StepFlag.NONE
 pytestmark = pytest.mark.leaves_sequences
-
-
-@pytest.fixture
-async def mesh(redis: Redis, key_prefix: str) -> AsyncIterator[ScriptedMesh]:
-    async with scripted(redis, key_prefix, "sum") as mesh:
-        yield mesh
-
-
-@pytest.fixture
-async def executor(redis_url: str, key_prefix: str, tmp_path: Path, mesh: ScriptedMesh) -> AsyncIterator[Running]:
-    add_sum_model(tmp_path / "models", "sum")
-    async with living(redis_url, key_prefix, tmp_path / "models", "sum", "a") as running:
-        yield running
 
 
 @pytest.mark.parametrize(

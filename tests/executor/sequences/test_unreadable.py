@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -18,8 +17,7 @@ from shared.contract.tensors import to_numpy
 from shared.store.commands import Redis
 from shared.store.membership import Membership
 from shared.store.reading import tell_now
-from tests.executor.living import Running, living, scripted
-from tests.mesh.model_repository import add_sum_model
+from tests.executor.living import Running
 from tests.scripted_mesh import ScriptedMesh
 
 VICTIM, OTHER = 7, 8
@@ -28,11 +26,10 @@ pytestmark = pytest.mark.leaves_sequences
 
 
 @pytest.fixture
-async def mesh(redis: Redis, key_prefix: str) -> AsyncIterator[ScriptedMesh]:
-    async with scripted(redis, key_prefix, "sum") as mesh:
-        yield mesh
-        # What was counted here is no other test's.
-        await tell_now(redis, mesh.keys)
+async def mesh(mesh: ScriptedMesh, redis: Redis) -> AsyncIterator[ScriptedMesh]:
+    yield mesh
+    # What was counted here is no other test's.
+    await tell_now(redis, mesh.keys)
 
 
 @pytest.fixture
@@ -46,13 +43,6 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> asyncio.Semaphore:
 
     monkeypatch.setattr(Membership, "is_known", when_let)
     return looks
-
-
-@pytest.fixture
-async def executor(redis_url: str, key_prefix: str, tmp_path: Path, mesh: ScriptedMesh) -> AsyncIterator[Running]:
-    add_sum_model(tmp_path / "models", "sum")
-    async with living(redis_url, key_prefix, tmp_path / "models", "sum", "a") as running:
-        yield running
 
 
 async def step(

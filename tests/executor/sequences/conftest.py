@@ -1,0 +1,26 @@
+"""Fixtures: an executor of the sample that sums, and the mesh around it by hand."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from shared.store.commands import Redis
+from tests.executor.living import Running, living, scripted
+from tests.mesh.model_repository import add_sum_model
+from tests.scripted_mesh import ScriptedMesh
+
+
+@pytest.fixture
+async def mesh(redis: Redis, key_prefix: str) -> AsyncIterator[ScriptedMesh]:
+    async with scripted(redis, key_prefix, "sum") as mesh:
+        yield mesh
+
+
+@pytest.fixture
+async def executor(redis_url: str, key_prefix: str, tmp_path: Path, mesh: ScriptedMesh) -> AsyncIterator[Running]:
+    add_sum_model(tmp_path / "models", "sum")
+    async with living(redis_url, key_prefix, tmp_path / "models", "sum", "a") as running:
+        yield running
