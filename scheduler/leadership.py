@@ -46,7 +46,7 @@ class Leadership:
         self._lease_ms = lease_ms
         self._clock = clock
         self._held_until = 0.0
-        self._unheard: set[str] = set()
+        self._maybe_held: set[str] = set()
         self._fences: dict[str, Term] = {}
         self.terms: dict[str, Term] = {}
 
@@ -58,14 +58,14 @@ class Leadership:
         asked_at = self._clock()
         terms = {name: self.terms.get(name, FREE) for name in sorted({*models, *self.terms})}
         # Remembered before the call: if its reply is lost, Redis may have granted these leases (see `resign`).
-        self._unheard.update(name for name in terms if name not in self.terms)
+        self._maybe_held.update(name for name in terms if name not in self.terms)
         call = self._scripts.lead(terms, self._scheduler, lease_ms=self._lease_ms, fences=self._fences)
         (outcomes,) = await self._scripts.run_all([call]) if terms else [[]]
         if isinstance(outcomes, ResponseError):
             outcomes = [outcomes] * len(terms)
         elif isinstance(outcomes, Exception):
             raise outcomes
-        self._unheard.clear()
+        self._maybe_held.clear()
         contest = Contest({}, [], {})
         for name, outcome in zip(terms, outcomes, strict=True):
             if isinstance(outcome, ResponseError):
@@ -92,9 +92,10 @@ class Leadership:
         return bool(self.terms) and self._clock() >= self._held_until
 
     def drop(self, model: str, term: Term) -> None:
-        """Forgets the lease of a term without giving it back: another scheduler has it, or it will end by itself."""
+        """Forgets the lease of a term. Another scheduler has it, or it is asked for anew, or given back by `resign`."""
         if self.terms.get(model) == term:
             del self.terms[model]
+            self._maybe_held.add(model)
 
     def fenced(self, model: str, term: Term, refusal: ResponseError) -> None:
         """Forgets the lease of a term that a script has refused, and asks for newer terms than the fence from then on.
@@ -107,17 +108,18 @@ class Leadership:
     def drop_all(self) -> list[str]:
         """Forgets every lease. Returns the models."""
         models = sorted(self.terms)
+        self._maybe_held.update(models)
         self.terms.clear()
         return models
 
     async def resign(self) -> None:
         """Gives every lease back, so that a standby leads at once.
 
-        Also leases that were asked for without an answer: Redis may have granted them.
+        Also those that were forgotten, or asked for without an answer: in Redis they may be this scheduler's.
         """
-        terms = dict.fromkeys(sorted(self._unheard), FREE) | self.terms
+        terms = dict.fromkeys(sorted(self._maybe_held), FREE) | self.terms
         calls = [self._scripts.resign(model, self._scheduler, term=term) for model, term in terms.items()]
         self.terms.clear()
-        self._unheard.clear()
+        self._maybe_held.clear()
         if calls:
             await self._scripts.run_all(calls)

@@ -302,6 +302,21 @@ async def test_lease_that_was_given_and_not_heard_of_blocks_nobody(stage: Stage)
     assert {} == (await first.contend([MODEL])).gained, "another's lease is not given back"
 
 
+async def test_a_scheduler_that_stops_gives_back_what_it_dropped_with_a_lost_connection(stage: Stage) -> None:
+    clock = asyncio.get_running_loop().time
+    first, second = (
+        Leadership(stage.scripts, SchedulerId(name), lease_ms=60_000, clock=clock) for name in ("s1", "s2")
+    )
+    await first.contend([MODEL])
+    first.drop(MODEL, Term(1))
+    assert {} == (await second.contend([MODEL])).gained
+    await first.resign()
+    assert {MODEL: Term(2)} == (await second.contend([MODEL])).gained
+    second.drop_all()
+    await second.resign()
+    assert {MODEL: Term(3)} == (await first.contend([MODEL])).gained
+
+
 async def test_a_term_that_was_dropped_while_its_lease_was_renewed_is_not_led_again(stage: Stage) -> None:
     """What the leader of that term had sent may still be on its way, and Redis must refuse it when it comes."""
 
