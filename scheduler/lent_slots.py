@@ -18,7 +18,8 @@ from shared.store.connections.homes import MESH_TAG
 from shared.store.reading import text_of, value_of
 
 TERM, SINCE = "t", "s"
-"""Fields beside the slots: the term of the last leader that noted all that it gave; and the run of the server
+"""Fields beside the slots: the newest term, if all leaders until then noted what they gave (each next one is noted by
+`lead.lua`, as it is given); and the run of the server
 (`shared.store.connections.server_run`) and the mesh's shards, since which nothing that was noted was lost or has
 changed its meaning."""
 NOTES_PER_CALL = 4_096
@@ -40,20 +41,21 @@ class LentSlots:
         self.counts = False
 
     async def begin(self) -> None:
-        """Reads what is noted. From now on no older leader notes anything. Raises one of CONNECTION_LOST, or
-        ResponseError FENCED.
+        """Reads what is noted. No older leader notes anything any more. Raises one of CONNECTION_LOST, or ResponseError
+        FENCED.
         """
         if not self._mesh.is_of_servers:
             return
         (found,) = await self._mesh.links.ask([("HGETALL", self._key)])
         noted = dict(zip(map(text_of, found[::2]), map(text_of, found[1::2]), strict=True))
         last, since = noted.pop(TERM, ""), noted.pop(SINCE, "")
-        # A leader of a release that noted nothing has led if a term is missing. The same term: a leader has failed.
-        is_next = last.isdecimal() and self._term - int(last) in (0, 1)
         self._noted = noted
-        self.counts = is_next and since == self._since and None not in map(self._read, noted.items())
-        if self.counts:
-            await self._write({TERM: str(self._term)})
+        # A leader of a release that noted nothing has led if a term is missing.
+        is_noted, is_same = last == str(self._term), since == self._since
+        self.counts = is_noted and is_same and None not in map(self._read, noted.items())
+        if last and not self.counts:
+            # Nor may they count for the next leader, until one has noted what this one gives, too.
+            await self._write({TERM: ""})
 
     def of(self, shards: Iterable[ShardId]) -> Lent:
         """The slots that were lent to these shards."""

@@ -374,9 +374,10 @@ class Scripts(ScriptSender):
 
         Returns for each model the term, 0 if another scheduler leads it, or the error that Redis has for it.
         """
-        keys = [self._keys.terms, *map(self._keys.leader, terms)]
+        keys = [self._keys.terms]
         args = [scheduler, lease_ms]
         for model, term in terms.items():
+            keys += [self._keys.leader(model), self._keys.lent(model)]
             args += [model, term, fences.get(model, 0)]
         return Call("lead", keys, args, list)
 

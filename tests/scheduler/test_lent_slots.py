@@ -20,7 +20,7 @@ from scheduler.lent_slots import LentSlots
 from scheduler.mesh import MeshAccess
 from scheduler.service import Scheduler
 from scheduler.sweep import stranded
-from shared.contract.ids import ExecutorId, InstanceIndex, SlotIndex, Term, sequence_id
+from shared.contract.ids import ExecutorId, InstanceIndex, SchedulerId, SlotIndex, Term, sequence_id
 from shared.store.connections.homes import MESH_TAG, tag_of
 from shared.store.connections.link import LINKS_MAX
 from shared.store.connections.redis_client import connect
@@ -75,6 +75,12 @@ async def leads(stage: Stage, scheduler: Scheduler, *, away: bool) -> None:
     await stage.until(is_so)
 
 
+async def begin(stage: Stage, scheduler: Scheduler, *numbers: int) -> list[dict[str, str]]:
+    """Begins sequences, and waits until the leader has noted which slots it has given: it may give the first before."""
+    await leads(stage, scheduler, away=False)
+    return await stage.begin(*numbers)
+
+
 async def slots_held(stage: Stage, scheduler: Scheduler, count: int) -> None:
     async def are_held() -> bool:
         return len(holders(scheduler)) == count
@@ -93,7 +99,7 @@ async def test_new_sequences_of_other_shards_get_slots_that_no_sequence_of_the_l
     there, gone = numbers
     await stage.join("e1", slots=SLOTS)
     async with stage.scheduler(spare_slots=spare_slots) as scheduler:
-        before = places(await stage.begin(there[0], *gone[:2]))
+        before = places(await begin(stage, scheduler, there[0], *gone[:2]))
         await asyncio.to_thread(node.kill)
         await leads(stage, scheduler, away=True)
 
@@ -122,8 +128,8 @@ async def test_a_scheduler_that_has_not_led_leads_the_other_shards_and_gives_nob
 ) -> None:
     there, gone = numbers
     await stage.join("e1", slots=SLOTS)
-    async with stage.scheduler(spare_slots=spare_slots):
-        before = places(await stage.begin(there[0], *gone[:2]))
+    async with stage.scheduler(spare_slots=spare_slots) as scheduler:
+        before = places(await begin(stage, scheduler, there[0], *gone[:2]))
         await asyncio.to_thread(node.kill)
     async with stage.scheduler(name="s2", spare_slots=spare_slots) as scheduler:
         await leads(stage, scheduler, away=True)
@@ -159,7 +165,7 @@ async def test_sequences_of_a_lost_executor_go_on_elsewhere_and_those_of_the_los
     monkeypatch.setattr(EffectPerformer, "_forget", forget)
     first = await stage.join("e1", slots=SLOTS)
     async with stage.scheduler(forget_after_ms=1_000) as scheduler:
-        await stage.begin(there[0], gone[0])
+        await begin(stage, scheduler, there[0], gone[0])
         await asyncio.to_thread(node.kill)
         await leads(stage, scheduler, away=True)
         await stage.join("e2", slots=SLOTS)
@@ -198,7 +204,7 @@ async def test_while_a_node_is_silent_the_loss_of_an_executor_is_noticed(
     monkeypatch.setattr("scheduler.sweep.read_counts", read)
     first = await stage.join("e1", slots=SLOTS)
     async with stage.scheduler(redis_timeout_ms=REDIS_TIMEOUT_MS) as scheduler:
-        await stage.begin(there[0])
+        await begin(stage, scheduler, there[0])
         node.send(signal.SIGSTOP)
         try:
             await leads(stage, scheduler, away=True)
@@ -297,70 +303,91 @@ def leader(stage: Stage, term: int, lent: LentSlots | None = None) -> Leader:
     return Leader(stage.mesh, MODEL, Term(term), policy=policy, tombstone_ms=1000, lent=lent)
 
 
-async def begun(stage: Stage, term: int) -> LentSlots:
+async def taken(stage: Stage) -> Term:
+    """The next term, as a scheduler gets it that then dies."""
+    (term,) = await stage.scripts.run(stage.scripts.lead({MODEL: Term(0)}, SchedulerId("s1"), lease_ms=LEASE_MS))
+    assert isinstance(term, int)
+    return Term(term)
+
+
+async def found(stage: Stage, term: Term) -> LentSlots:
     """The notes, as the leader of a term finds them."""
-    await stage.commands.hset(stage.keys.terms, MODEL, term)
-    lent = LentSlots(stage.mesh, MODEL, Term(term))
+    lent = LentSlots(stage.mesh, MODEL, term)
     await lent.begin()
     return lent
 
 
+async def led(stage: Stage) -> Term:
+    """A leader has begun in the next term, and has read all shards."""
+    term = await taken(stage)
+    await leader(stage, term, await found(stage, term))._rebuild()
+    return term
+
+
+async def count(stage: Stage) -> bool:
+    """Whether the notes count for the leader of the next term."""
+    return (await found(stage, await taken(stage))).counts
+
+
 async def test_what_a_leader_knew_counts_while_no_other_scheduler_has_led(unharmed: Stage) -> None:
     """No other than leaders that note what they lend: a term is missing if one of another release has led."""
-    first = await begun(unharmed, 3)
-    assert not first.counts
-    await leader(unharmed, 3, first)._rebuild()
+    assert not await count(unharmed)
+    term = await led(unharmed)
 
-    assert first.counts
-    assert (await begun(unharmed, 3)).counts, "the same term, after a failure"
-    assert (await begun(unharmed, 4)).counts
-    assert (await begun(unharmed, 5)).counts
-    assert not (await begun(unharmed, 7)).counts
-    assert not (await begun(unharmed, 8)).counts
+    assert (await found(unharmed, term)).counts, "the same term, after a failure"
+    assert await count(unharmed)
+    await taken(unharmed)
+    await taken(unharmed)
+    assert await count(unharmed), "whoever died before it led has lent nothing"
+    await unharmed.commands.hincrby(unharmed.keys.terms, MODEL, 1)
+    assert not await count(unharmed)
+    assert not await count(unharmed)
 
 
 async def test_notes_that_may_lack_something_do_not_count(unharmed: Stage) -> None:
     """The server may have lost the newest; after a reshard they are about other shards; a value is spoilt."""
-    await leader(unharmed, 1, await begun(unharmed, 1))._rebuild()
     notes, shards = unharmed.keys.lent(MODEL), unharmed.keys.shards
 
+    await led(unharmed)
     unharmed.mesh.run.bound[MESH_TAG] = "another run"
-    assert not (await begun(unharmed, 1)).counts
+    assert not await count(unharmed)
     unharmed.mesh.run.bound[MESH_TAG] = ""
+    assert not await count(unharmed), "the one before may have lent slots, and not noted all"
+    await led(unharmed)
     unharmed.keys.shards = tuple(reversed(shards))
-    assert not (await begun(unharmed, 1)).counts
+    assert not await count(unharmed)
     unharmed.keys.shards = shards
+    await led(unharmed)
     await unharmed.commands.hset(notes, "e1/1/0/x", str(shards[0]))
-    spoilt = await begun(unharmed, 1)
-    assert not spoilt.counts
-    await leader(unharmed, 1, spoilt)._rebuild()
+    assert not await count(unharmed)
+    await led(unharmed)
 
-    assert (await begun(unharmed, 1)).counts
+    assert await count(unharmed)
     await unharmed.commands.delete(notes)
-    assert not (await begun(unharmed, 1)).counts
+    assert not await count(unharmed)
 
 
 async def test_a_slot_is_noted_where_it_was_lent_last(unharmed: Stage) -> None:
     here, there = unharmed.keys.shards[:2]
     e1, e2 = (SlotAddress(ExecutorId(name), "1", InstanceIndex(0), SlotIndex(1)) for name in ("e/1", "e2"))
-    first = await begun(unharmed, 1)
+    first = await found(unharmed, await taken(unharmed))
     await unharmed.join(e1.executor)
     await first.lend([(e1, here), (e2, here)])
     await first.lend([(e1, there)])
     await leader(unharmed, 1, first)._rebuild()
 
-    second = await begun(unharmed, 2)
+    second = await found(unharmed, term := await taken(unharmed))
     assert {here: frozenset(), there: {e1}} == second.of([here, there]), "those of an executor that is gone are removed"
     with pytest.raises(ResponseError, match="FENCED"):
         await first.lend([(e1, here)])
     await second.forget(e1.executor)
-    assert {there: frozenset()} == (await begun(unharmed, 2)).of([there])
+    assert {there: frozenset()} == (await found(unharmed, term)).of([there])
 
 
 async def test_on_one_server_nothing_is_left_to_the_next_leader(redis_server: str, key_prefix: str) -> None:
     """Without the server nobody leads."""
     async with connect(redis_server, retries=0) as redis:
         stage = Stage(redis_server, key_prefix, redis)
-        await leader(stage, 1, await begun(stage, 1))._rebuild()
+        await led(stage)
         assert not await stage.commands.exists(stage.keys.lent(MODEL))
         await stage.mesh.links.close()
