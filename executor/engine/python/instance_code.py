@@ -49,7 +49,8 @@ class InstanceCode:
         _rename(vars(module), module.__name__, name)
         if name not in self._modules:  # else it is reloaded
             self._modules[name] = module
-            _modules_under(sys.modules.setdefault(name, StandIn(name))).append(module)
+            _adopted[name] = (*_adopted.get(name, ()), module)
+            sys.modules[name] = StandIn(name)
 
     def module(self, name: str) -> ModuleType | None:
         """The instance's module of that name."""
@@ -58,12 +59,16 @@ class InstanceCode:
     def forget(self) -> None:
         """The modules are found no longer."""
         for name, module in self._modules.items():
-            modules = _modules_under(sys.modules[name])
-            modules.remove(module)
-            if not modules:
-                del sys.modules[name]
+            _adopted[name] = tuple(other for other in _adopted[name] if other is not module)
+            if not _adopted[name]:
+                del _adopted[name]
+                # The model's own code may have taken it away, or put something else there.
+                sys.modules.pop(name, None)
         self._modules.clear()
 
+
+_adopted: dict[str, tuple[ModuleType, ...]] = {}
+"""The modules of all instances under each name, the newest last."""
 
 current_code: ContextVar[InstanceCode] = ContextVar("current_code")
 """Set by the engine around every call into a model."""
@@ -73,10 +78,6 @@ class StandIn(ModuleType):
     """Stands for the modules that the instances of a version have under one name. It is the module of the instance that
     is called; for a thread of a model's own, which nobody has called, that of the newest instance.
     """
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        object.__setattr__(self, "_modules", [])
 
     def __getattribute__(self, name: str) -> Any:
         return getattr(_present(self), name)
@@ -98,14 +99,13 @@ def _rename(members: Mapping[str, Any], before: str, after: str) -> None:
             _rename(vars(member), before, after)
 
 
-def _modules_under(stand_in: ModuleType) -> list[ModuleType]:
-    """The modules of all instances, the newest last."""
-    modules: list[ModuleType] = object.__getattribute__(stand_in, "_modules")
-    return modules
-
-
 def _present(stand_in: StandIn) -> ModuleType:
     code = current_code.get(None)
     name: str = object.__getattribute__(stand_in, "__name__")
     module = None if code is None else code.module(name)
-    return _modules_under(stand_in)[-1] if module is None else module
+    if module is None and (modules := _adopted.get(name)):
+        module = modules[-1]
+    if module is None:
+        # Whoever goes through all modules while a model ends, and asks for what one may lack, takes this error alone.
+        raise AttributeError(f"the model of the module '{name}' is gone")
+    return module

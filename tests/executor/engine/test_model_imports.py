@@ -378,3 +378,28 @@ def test_an_object_that_a_file_puts_in_its_module_s_place_is_its_own_model_s_alo
         assert name == imported.name
         assert "settings" not in sys.modules
         forget(code, path.parent)
+
+
+@pytest.mark.parametrize("line", ["sys.modules[__name__] = object()", "del sys.modules[__name__]"])
+def test_a_model_that_gives_its_own_name_away_ends_as_others_do_and_is_loaded_again(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "a" / "1" / "model.py"
+    path.parent.mkdir(parents=True)
+    path.write_text(f"import sys\n{line}\nclass TritonPythonModel: ...\n")
+    before = list(sys.path)
+
+    codes = [another(path.parent)[1] for _ in range(2)]
+    for code in codes:
+        forget(code, path.parent)
+
+    assert before == sys.path
+    assert codes[0].name not in sys.modules
+
+
+def test_who_goes_through_all_modules_meets_one_whose_model_has_just_ended(tmp_path: Path) -> None:
+    """`inspect` does, for one, and asks for files that a module may lack."""
+    _, code, directory = model(tmp_path, "a")
+    met = sys.modules[code.name]
+
+    forget(code, directory)
+
+    assert getattr(met, "__file__", None) is None
