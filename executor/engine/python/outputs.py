@@ -142,7 +142,8 @@ class OutputCheck:
         if array.dtype is not self._seen_type or array.shape != self._seen_shape or count != self._seen_count:
             self._check(tensor, count)
             array = tensor.array
-            if self._spec.datatype not in ("BYTES", "BF16"):
+            # Arrays of BF16 are of uint16: they do not tell one from the other.
+            if self._spec.datatype not in ("BYTES", "BF16", "UINT16"):
                 self._seen_type, self._seen_shape, self._seen_count = array.dtype, array.shape, count
         if self._spec.datatype == "BYTES":
             return Tensor(self.name, "BYTES", self._client_shape, raw_content(tensor))

@@ -533,6 +533,22 @@ def test_bf16_goes_through_dlpack(workshop: Workshop) -> None:
     assert (values * 2).view(torch.int16).numpy().tobytes() == result.outputs[0].raw
 
 
+def test_bf16_is_no_uint16_behind_one_either(workshop: Workshop) -> None:
+    """Both are arrays of uint16 in the engine, which remembers what was right last time."""
+    body = """
+                import torch
+                made = pb_utils.Tensor('y', x.as_numpy().astype(np.uint16))
+                if x.as_numpy().item():
+                    made = pb_utils.Tensor.from_dlpack('y', torch.ones((1, 1), dtype=torch.bfloat16))
+                responses.append(pb_utils.InferenceResponse([made]))"""
+    workshop.python("echo", echo(body))
+    engine = workshop.load(echo_config(dims=(1,), output="UINT16"))
+
+    results(engine, [Row({"x": wire("x", [[0]])})])
+
+    assert "expected UINT16 [1,1], got BF16 [1,1]" in error(engine, Row({"x": wire("x", [[1]])})).message
+
+
 def test_bf16_as_numpy_is_refused_with_the_remedy(workshop: Workshop) -> None:
     workshop.python("echo", echo("responses.append(pb_utils.InferenceResponse([pb_utils.Tensor('y', x.as_numpy())]))"))
 
