@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from executor.engine.base import NO_TIME, BatchResult, LateAnswer, LoadRequest, Row, RowError, RowResult
+from executor.engine.base import NO_TIME, BatchResult, LateAnswer, LoadRequest, Row, RowError, RowResult, Timings
 from executor.engine.null_rows import NULL_ROW
 from executor.engine.python.process.current_process import CurrentProcess, NotNowError
 from executor.engine.python.process.environments import Environment
@@ -120,18 +120,16 @@ class ProcessEngine:
     def _run_apart(self, rows: Sequence[Row], want_state: Sequence[bool]) -> BatchResult:
         """Runs the rows of a batch whose process has ended, each alone."""
         results: list[RowResult | RowError | None] = [None] * len(rows)
-        spent, numbers = NO_TIME, self._numbers
-        for index, row in enumerate(rows):
+        spent, numbers = NO_TIME, self._numbers or (0,) * len(rows)
+        for index, (row, number) in enumerate(zip(rows, numbers, strict=True)):
             if row.null:
                 continue
-            if numbers and numbers[index] and not self._open.has(numbers[index]):
+            if number and not self._open.has(number):
                 results[index] = RowResult((), open=True)  # it has its last answer
                 continue
-            alone, place = self._sequences.alone(row, index)
             try:
-                result = self._run(alone, [want_state[index] and one is row for one in alone])
-                results[index] = result.rows[place]
-                spent = spent.plus(result.timings)
+                results[index], timings = self._run_alone(row, index, number, wanted=want_state[index])
+                spent = spent.plus(timings)
             except ProcessLostError as lost:
                 results[index] = RowError(
                     Code.INTERNAL,
@@ -142,8 +140,17 @@ class ProcessEngine:
                 results[index] = RowError(error.code, error.message)
         return BatchResult(results, spent)
 
-    def _run(self, rows: Sequence[Row], want_state: Sequence[bool]) -> BatchResult:
-        """Runs a batch. Raises ProcessLostError or NotNowError."""
+    def _run_alone(
+        self, row: Row, place: int, number: int, *, wanted: bool
+    ) -> tuple[RowResult | RowError | None, Timings]:
+        """Runs a request again, under its number. Raises ProcessLostError or NotNowError."""
+        alone, place = self._sequences.alone(row, place)
+        again = [one is row for one in alone]
+        ran = self._run(alone, [wanted and is_row for is_row in again], [number * is_row for is_row in again])
+        return ran.rows[place], ran.timings
+
+    def _run(self, rows: Sequence[Row], want_state: Sequence[bool], numbers: Sequence[int] = ()) -> BatchResult:
+        """Runs a batch. numbers: of the requests that run again. Raises ProcessLostError or NotNowError."""
         self._numbers = ()
         self._process.start()
         opened, sequences = self._open, self._sequences
@@ -156,7 +163,10 @@ class ProcessEngine:
                 want or (key is not None and not row.end)
                 for row, key, want in zip(given, keys, want_state, strict=True)
             ]
-        self._numbers = tuple(opened.opened(row, wanted=want) for row, want in zip(given, want_state, strict=True))
+        self._numbers = tuple(
+            opened.opened(row, number, wanted=want)
+            for row, want, number in zip(given, want_state, numbers or [0] * len(given), strict=True)
+        )
         self._running = list(zip(given, self._numbers, strict=True))
         if self._unwanted:
             self._tell_unwanted()
@@ -233,9 +243,8 @@ class ProcessEngine:
                 f"model '{self._model}': the process of model instance '{self._instance}' {self._process.why_ended} "
                 f"while this request was open, {LOSSES_MAX} times without a further answer",
             )
-        alone, place = self._sequences.alone(row, row.slot or 0)
         try:
-            result = self._run(alone, [request.wanted and one is row for one in alone]).rows[place]
+            result, _ = self._run_alone(row, row.slot or 0, request.number, wanted=request.wanted)
         except ProcessLostError:
             return None  # it strays again
         except MeshError as error:

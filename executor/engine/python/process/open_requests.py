@@ -108,12 +108,14 @@ class OpenRequests:
 
     # -- what the engine's thread asks --------------------------------------------------------------------------------
 
-    def opened(self, row: Row, *, wanted: bool) -> int:
-        """The number under which a pass over a request runs now; 0 for a row that answers nobody."""
+    def opened(self, row: Row, number: int = 0, *, wanted: bool) -> int:
+        """The number under which a pass over a request runs now; 0 for a row that answers nobody. number: of a pass
+        that runs again
+        """
         answers = row.answers
         if answers is None:
             return 0
-        request = next((one for one in self._all() if one.answers is answers and not one.is_passed), None)
+        request = self._open.get(number)
         if request is None:
             request = RequestInProcess(next(self._numbers), row, answers, wanted)
             self._open[request.number] = request
@@ -255,7 +257,10 @@ class OpenRequests:
 
     def _forget(self, request: RequestInProcess) -> None:
         """The request is over, with all passes over it."""
-        self.give_up(request.row)
+        if isinstance(request.answers, LateAnswer):  # It has one pass. A whole batch of such requests ends at once.
+            self._open.pop(request.number, None)
+        else:
+            self.give_up(request.row)
 
     def _all(self) -> list[RequestInProcess]:
         return list(self._open.values())
