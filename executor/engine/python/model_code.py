@@ -39,13 +39,18 @@ def only_computes(source: bytes) -> bool:
 def _computes(node: ast.AST) -> bool:
     match node:
         case ast.Import(names=names):
-            return all(name.name.partition(".")[0] in _modules for name in names)
+            return all(_is_harmless(name.name) for name in names)
         case ast.ImportFrom(module=module, names=names, level=level):
-            root = (module or "").partition(".")[0]
-            return level == 0 and root in _modules and not any(name.name in _names for name in names)
+            return level == 0 and all(_is_harmless(f"{module}.{name.name}") for name in names)
         case ast.Name(id=name) | ast.Attribute(attr=name):
             return name not in _names
         case ast.AsyncFunctionDef() | ast.AsyncFor() | ast.AsyncWith() | ast.Await():
             return False
         case _:
             return True
+
+
+def _is_harmless(path: str) -> bool:
+    """path: of a module, or of a name in one"""
+    root, *parts = path.split(".")
+    return root in _modules and _names.isdisjoint(parts)

@@ -36,6 +36,8 @@ def test_a_model_that_keeps_to_itself_only_computes() -> None:
         "from . import beside_it",
         "from numpy import load",
         "import numpy, socket",
+        "import numpy.ctypeslib as libraries",
+        "from numpy.ctypeslib import load_library",
         "        handle = open('/tmp/file')",
         "        self.table = np.load('table.npy')",
         "        __import__('time').sleep(1)",
