@@ -67,7 +67,7 @@ def check_batch_tensors(config: ModelConfig) -> None:
     """Checks that every batch tensor can be made: raises LoadError for a contradiction of shapes."""
     inputs, outputs = config.inputs_by_name, config.outputs_by_name
     for entry in config.batch_inputs:
-        if entry.kind in _OF_ITEMS and config.max_batch_size == 0:
+        if entry.kind in (BatchInputKind.ITEM_SHAPE, BatchInputKind.ITEM_SHAPE_FLATTEN) and not config.max_batch_size:
             raise LoadError(
                 f"model '{config.name}': batch input {quoted(entry.names)} tells the shapes of batch items, but "
                 "max_batch_size is 0"
@@ -81,6 +81,3 @@ def check_batch_tensors(config: ModelConfig) -> None:
                     f"model '{config.name}': dimension {variable[-1]} of batch output '{name}' is variable, but its "
                     f"source input '{source.name}' has only {len(source.dims)} dimensions"
                 )
-
-
-_OF_ITEMS = (BatchInputKind.ITEM_SHAPE, BatchInputKind.ITEM_SHAPE_FLATTEN)

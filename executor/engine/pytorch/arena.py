@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 
@@ -36,42 +36,6 @@ PUT_BYTES_MAX = 64 << 20
 """Bytes of checkpoints that are copied to the device at once: in the host's memory they are there twice meanwhile."""
 
 
-class ImplicitState(Protocol):
-    """One implicit state of every sequence of an engine. A batch's new value of it is used once `problem` has found
-    nothing wrong with it.
-    """
-
-    spec: StateSpec
-
-    def shape(self, place: int) -> shapes.Shape | None:
-        """The shape of the state at a place, if rows of a batch may differ in it; None if they cannot."""
-        ...
-
-    def gather(self, places: Places) -> torch.Tensor | Texts:
-        """The batch's state, [rows, *dims]; a copy that the model may write to."""
-        ...
-
-    def problem(self, value: object, rows: int) -> str | None:
-        """What is wrong with a model's output state for a batch of that many rows; None if nothing is."""
-        ...
-
-    def scatter(self, places: Places, value: Any) -> None:
-        """Writes the batch's new states into its slots."""
-        ...
-
-    def tensors(self, value: Any, rows: int, pieces: Pieces) -> list[Tensor]:
-        """A batch's state as one tensor per row for the checkpoints: by input name, without the batch dimension."""
-        ...
-
-    def put(self, places: Sequence[int], tensors: Sequence[Tensor]) -> None:
-        """Sets the states at places. The tensors are already checked against the specification."""
-        ...
-
-    def drop(self, place: int) -> None: ...
-
-    def tensor(self, place: int) -> Tensor: ...
-
-
 class StateArena:
     """All states of an engine, in the order of the configuration."""
 
@@ -90,7 +54,7 @@ class StateArena:
         self._places = FIRST_SLOT + min(slots, SLOTS_AT_FIRST)
         self._places_max = FIRST_SLOT + slots
         self.device = device
-        self.states: list[ImplicitState | GrowingState] = [
+        self.states = [
             _state(
                 spec,
                 self._places,
@@ -163,7 +127,7 @@ class StateArena:
 
 def _state(
     spec: StateSpec, places: int, initial: Tensor, device: torch.device, bytes_max: int
-) -> ImplicitState | GrowingState:
+) -> FixedState | LooseState | TextState | GrowingState:
     if spec.datatype == "BYTES":
         return TextState(spec, initial, bytes_max)
     if spec.growth_axis is not None:
@@ -174,7 +138,9 @@ def _state(
 
 
 class FixedState:
-    """A state whose shape never changes: `[places, *dims]` on the device."""
+    """A state whose shape never changes: `[places, *dims]` on the device. Of every kind of state a batch's new value is
+    used once `problem` has found nothing wrong with it.
+    """
 
     def __init__(self, spec: StateSpec, places: int, initial: Tensor, device: torch.device) -> None:
         self.spec = spec
@@ -195,23 +161,28 @@ class FixedState:
         self._rows = torch.cat((self._rows, added))
 
     def shape(self, place: int) -> None:
-        return None
+        """The shape of the state at a place, if rows of a batch may differ in it; None: they cannot."""
 
     def gather(self, places: Places) -> torch.Tensor:
+        """The batch's state, [rows, *dims]; a copy that the model may write to."""
         rows = self._rows.index_select(0, places.read_index)
         return rows if self._storage is self._dtype else rows.view(self._dtype)
 
     def problem(self, value: object, rows: int) -> str | None:
+        """What is wrong with a model's output state for a batch of that many rows; None if nothing is."""
         return tensor_problem(self.spec, value, rows)
 
     def scatter(self, places: Places, value: torch.Tensor) -> None:
+        """Writes the batch's new states into its slots."""
         stored = value if self._storage is self._dtype else value.contiguous().view(self._storage)
         self._rows.index_copy_(0, places.write_index, stored)
 
     def tensors(self, value: torch.Tensor, rows: int, pieces: Pieces) -> list[Tensor]:
+        """A batch's state as one tensor per row for the checkpoints: by input name, without the batch dimension."""
         return row_tensors(self.spec, value, rows, self.spec.dims, pieces)
 
     def put(self, places: Sequence[int], tensors: Sequence[Tensor]) -> None:
+        """Sets the states at places. The tensors are already checked against the specification."""
         count = max(1, PUT_BYTES_MAX // max(1, self._rows[0].nbytes))
         for begin in range(0, len(places), count):
             parts = [tensor.raw for tensor in tensors[begin : begin + count]]

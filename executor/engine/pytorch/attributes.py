@@ -16,8 +16,10 @@ them. Changes in place (`self.hidden.copy_(...)`) are kept by a trace.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
 from typing import Any, Protocol, cast
 
 import torch
@@ -145,21 +147,10 @@ def program_changes(program: torch.export.ExportedProgram, module: torch.nn.Modu
 
 def _buffer(module: torch.nn.Module, path: str) -> Attribute:
     parent, _, name = path.rpartition(".")
-    return Attribute(_Buffers(module.get_submodule(parent)), name, (Leaf(path),))
-
-
-class _Buffers:
-    """A plain module as the owner of its buffers."""
-
-    def __init__(self, module: torch.nn.Module) -> None:
-        self._module = module
-
-    def getattr(self, name: str) -> Any:
-        return getattr(self._module, name)
-
-    def setattr(self, name: str, value: Any) -> None:
-        # The module's own way to set an attribute that is a buffer already: it replaces the tensor.
-        setattr(self._module, name, value)
+    module = module.get_submodule(parent)
+    # To set an attribute that is a buffer already replaces the tensor.
+    owner = SimpleNamespace(getattr=partial(getattr, module), setattr=partial(setattr, module))
+    return Attribute(cast("Owner", owner), name, (Leaf(path),))
 
 
 class _Reading:
@@ -181,18 +172,20 @@ class _Reading:
             self._see(node)
 
     def found(self) -> FileChanges:
-        kinds = {path: kind for path, kind in self._kept.items() if not self._only_reads(path, kind)}
-        return FileChanges(kinds, tuple(self._unclear), tuple(self._shared_writes()), self._forks)
-
-    def _only_reads(self, path: str, kind: Any) -> bool:
-        """Whether a tensor is neither set nor written to."""
         written = {self._root(name) for name, _ in self._written}
-        return kind.kind() == "TensorType" and path not in self._set and self._root(_place(path)) not in written
+        # A tensor that is neither set nor written to is only read.
+        kinds = {
+            path: kind
+            for path, kind in self._kept.items()
+            if kind.kind() != "TensorType" or path in self._set or self._root(_place(path)) in written
+        }
+        return FileChanges(kinds, tuple(self._unclear), tuple(self._shared_writes(kinds)), self._forks)
 
-    def _shared_writes(self) -> Iterator[str]:
+    def _shared_writes(self, changed: Iterable[str]) -> Iterator[str]:
+        """changed: paths of attributes"""
         constants = {self._root(name): name for name in self._constants}
         attributes: dict[str, list[str]] = {}
-        for path in (each for each, kind in self._kept.items() if not self._only_reads(each, kind)):
+        for path in changed:
             attributes.setdefault(self._root(_place(path)), []).append(path)
         for name, operator in self._written:
             root = self._root(name)

@@ -42,7 +42,7 @@ from executor.engine.pytorch.outputs import Outputs
 from executor.engine.pytorch.places import INITIAL_PLACE, NULL_PLACE, SCRAP_PLACE, Places
 from executor.engine.pytorch.recurrent import RecurrentLayers
 from executor.engine.pytorch.relocation import relocated
-from executor.engine.pytorch.running_batch import GpuBatch, GpuStreams, HostBatch, RunningBatch
+from executor.engine.pytorch.running_batch import GpuBatch, GpuStreams, HostBatch
 from executor.engine.pytorch.state_values import Texts
 from executor.engine.pytorch.switches import Switches
 from executor.engine.pytorch.threads import use_threads
@@ -141,7 +141,7 @@ class TorchEngine:
                 self._run_members(rows, members, key[0], want_state, results, running)
         return partial(self._ended, results, running)
 
-    def _ended(self, results: list[RowResult | RowError | None], running: RunningBatch) -> BatchResult:
+    def _ended(self, results: list[RowResult | RowError | None], running: HostBatch | GpuBatch) -> BatchResult:
         with self._on_device():
             timings = running.end()
             if self._switches.cache_cleaning and self._device.type == "cuda":
@@ -225,7 +225,7 @@ class TorchEngine:
         key: InputShapes,
         want_state: Sequence[bool],
         results: list[RowResult | RowError | None],
-        running: RunningBatch,
+        running: HostBatch | GpuBatch,
     ) -> None:
         try:
             made = self._attempt(rows, members, key, want_state, running)
@@ -247,7 +247,7 @@ class TorchEngine:
         members: dict[int, Verdict],
         key: InputShapes,
         want_state: Sequence[bool],
-        running: RunningBatch,
+        running: HostBatch | GpuBatch,
     ) -> Mapping[int, RowResult | RowError]:
         """Runs one group and writes its new states. Raises BatchFailedError, with no state written, if there is no
         complete result; StateLostError if only a part of the states was written.

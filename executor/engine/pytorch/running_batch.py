@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -23,54 +23,32 @@ Spans = Iterable[tuple[int, int]]
 """Which rows of a tensor each piece has: the first one, and the one behind the last."""
 
 Pieces = Callable[[torch.Tensor, int, Spans], list[bytes]]
-"""See `RunningBatch.pieces`."""
-
-
-class RunningBatch(Protocol):
-    """The calls of a module that make up one batch; `start` to `output_done` for each call."""
-
-    def start(self) -> None:
-        """The call's tensors are made from here on. The call before may have failed at any point."""
-        ...
-
-    def input_done(self) -> None:
-        """The module is called from here on."""
-        ...
-
-    def infer_done(self) -> None:
-        """The module was called."""
-        ...
-
-    def output_done(self) -> None:
-        """Its results were taken. Raises RuntimeError if one of them has no bytes."""
-        ...
-
-    def pieces(self, tensor: torch.Tensor, rows: int, spans: Spans) -> list[bytes]:
-        """The bytes of some of the `rows` along a result's first dimension, which is the whole of it if `rows` is 1."""
-        ...
-
-    def end(self) -> Timings:
-        """Waits for the batch. May be called on another thread. Raises RuntimeError if the GPU has failed."""
-        ...
+"""See `HostBatch.pieces`."""
 
 
 class HostBatch:
-    """On a CPU everything is done when its call returns."""
+    """The calls of a module that make up one batch; `start` to `output_done` for each call. On a CPU everything is done
+    when its call returns.
+    """
 
     def __init__(self) -> None:
         self._at = 0
         self._input = self._infer = self._output = 0
 
     def start(self) -> None:
+        """The call's tensors are made from here on. The call before may have failed at any point."""
         self._at = time.perf_counter_ns()
 
     def input_done(self) -> None:
+        """The module is called from here on."""
         self._input += self._lap()
 
     def infer_done(self) -> None:
+        """The module was called."""
         self._infer += self._lap()
 
     def output_done(self) -> None:
+        """Its results were taken. Raises RuntimeError if one of them has no bytes."""
         self._output += self._lap()
 
     def _lap(self) -> int:
@@ -78,9 +56,11 @@ class HostBatch:
         return self._at - before
 
     def pieces(self, tensor: torch.Tensor, rows: int, spans: Spans) -> list[bytes]:
+        """The bytes of some of the `rows` along a result's first dimension, which is the whole of it if `rows` is 1."""
         return _copied(tensor, rows, spans)
 
     def end(self) -> Timings:
+        """Waits for the batch. May be called on another thread. Raises RuntimeError if the GPU has failed."""
         return Timings(self._input, self._infer, self._output)
 
 
@@ -123,7 +103,7 @@ class GpuStreams:
 
 
 class GpuBatch:
-    """See `RunningBatch`. Its methods are called while its streams are active."""
+    """As `HostBatch`, on a GPU. Its methods are called while its streams are active."""
 
     def __init__(self, streams: GpuStreams) -> None:
         self._streams = streams

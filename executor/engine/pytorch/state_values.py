@@ -60,7 +60,7 @@ def wire_form(spec: StateSpec, row: torch.Tensor) -> Tensor:
 
 
 class SlotTensors(ABC, Generic[T]):
-    """A state that lies in one tensor per slot, on the device (see `arena.ImplicitState`)."""
+    """A state that lies in one tensor per slot, on the device (see `arena.FixedState`)."""
 
     def __init__(self, spec: StateSpec, initial: Tensor, device: torch.device, bytes_max: int) -> None:
         self.spec = spec
