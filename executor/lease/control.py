@@ -1,7 +1,7 @@
-"""Load and unload on request: every executor in explicit mode carries out each control message, once, in order.
+"""Load and unload on request: every executor in explicit mode carries out each control message, once.
 
-The registration tells what became of a message: `applied` says how far messages were carried out, `failures` which ones
-could not be. The gateway that asked reads it there.
+The registration tells what became of a message: `applied` and `beyond` say which messages were carried out, `failures`
+which ones could not be. The gateway that asked reads it there.
 
 Commands belong to the mesh, not to a process. Redis holds two commands on each model: the last that was asked
 (`wanted`) and the last that an executor carried out (`kept`). An executor that starts begins with the kept one, and
@@ -10,35 +10,37 @@ then tries the wanted one, as all others did. So:
 * A model that was unloaded does not come back with the next crash.
 * Where a reload failed, every executor serves the model before it.
 The stream only says that there is a new command about a model. Commands can be repeated without harm, because a load
-that changes nothing does nothing. So a model is unloaded while the load of another one, asked for before, takes long;
-when the unload has its turn, and counts as carried out, it changes nothing more.
+that changes nothing does nothing.
+
+The commands about one model are carried out in order. An unload waits for no other model, and a load only for the load
+before it, and not for long.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from contextlib import suppress
+from weakref import WeakValueDictionary
 
 import msgspec
 
 from executor.connections import RETRY_DELAY_S, RedisConnections, insist
 from executor.lease.registration import Applied
-from executor.models.loader import START_S, Loader
+from executor.models.loader import SLOW_S, START_S, Loader
 from executor.models.repository import ModelRepository, NoSuchModelError
 from executor.sequences.inbox import BEGINNING
 from shared.contract.errors import Code, MeshError
+from shared.contract.ids import entry_key
 from shared.contract.messages import ControlMessage, LoadFailure, encode
 from shared.process import logs
-from shared.process.lifecycle import end
 from shared.store.connections.redis_py import LOST_OR_REFUSED
 from shared.store.reading import noted, text_of, value_of
 
 BLOCK_MS = 1000
 ASKED_S = 240.0
-"""How long a load on request holds up the next command: less than the 300 s for which the gateway that asked waits."""
-LONG_S = 1.0
-"""A load that takes longer holds up no unload of another model."""
+"""How long a load on request is waited for: less than the 300 s for which the gateway that asked waits."""
+OPEN_MAX = 64
+"""Most commands that are under way, or wait for others."""
 FAILURES_MAX = 32
 """Failures that a registration tells: the gateway that asked looks ten times a second."""
 
@@ -58,6 +60,11 @@ class Control:
         self._loader = loader
         self._changed = changed
         self._missed = False
+        self._position = BEGINNING
+        self._open: dict[str, asyncio.Task[None]] = {}
+        self._of_model: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._turn = asyncio.Lock()
+        self._latest_load: asyncio.Task[object] | None = None
         self.applied = Applied()
 
     async def commanded(self) -> set[str]:
@@ -72,71 +79,77 @@ class Control:
         # The position is read first: a command that comes meanwhile is then read again from the stream.
         last = await self._redis.xrevrange(self._keys.control, count=1)
         position = last[0][0].decode() if last else BEGINNING
+        failures = list(self.applied.failures)
         for model in sorted(await self.commanded()):
             kept: bytes | None = await self._redis.hget(self._keys.kept, model)
             wanted: bytes | None = await self._redis.hget(self._keys.wanted, model)
             for key, command in ((self._keys.kept, kept), (self._keys.wanted, wanted if wanted != kept else None)):
                 if command is not None:
-                    self._tell(await self._carry_out(model, key, command, ""))
-        self.applied = Applied(position, self.applied.failures)
+                    # A task of its own, for whose end the next load waits.
+                    failed = await asyncio.create_task(self._carry_out(model, key, command, ""), name=f"{model} wanted")
+                    failures += [failed] if failed is not None else []
+        self._position = position
+        self.applied = Applied(position, tuple(failures[-FAILURES_MAX:]))
 
     async def run(self) -> None:
-        while True:
-            try:
-                if self._missed:
-                    await self.catch_up()
-                    self._missed = False
-                    self._changed.set()
-                for entry, fields in await self._entries(self.applied.position):
-                    await self._hear(entry, fields)
-            except LOST_OR_REFUSED as error:
-                # The stream may be trimmed, or empty, when Redis is back. The commands themselves are in the hashes.
-                self._missed = True
-                logs.warning("control reading delayed", cause=str(error))
-                await asyncio.sleep(RETRY_DELAY_S)
+        async with asyncio.TaskGroup() as commands:
+            while True:
+                try:
+                    if self._missed:
+                        await self._fewer_than(1)
+                        await self.catch_up()
+                        self._missed = False
+                        self._changed.set()
+                    for entry, fields in await self._entries():
+                        await self._fewer_than(OPEN_MAX)
+                        self._position = entry
+                        self._open[entry] = commands.create_task(self._hear(entry, fields), name=f"command {entry}")
+                except LOST_OR_REFUSED as error:
+                    self._delayed(error)
+                    await asyncio.sleep(RETRY_DELAY_S)
 
-    async def _entries(self, position: str) -> list[tuple[str, Mapping[bytes, bytes]]]:
-        """The entries behind a position; none if none comes within `BLOCK_MS`."""
-        read = await self._blocking.xread({self._keys.control: position}, block=BLOCK_MS)
+    def _delayed(self, error: Exception) -> None:
+        # The stream may be trimmed, or empty, when Redis is back. The commands themselves are in the hashes.
+        self._missed = True
+        logs.warning("control reading delayed", cause=str(error))
+
+    async def _fewer_than(self, count: int) -> None:
+        """Returns when fewer commands are under way."""
+        while len(self._open) >= count:
+            await asyncio.wait(self._open.values(), return_when=asyncio.FIRST_COMPLETED)
+
+    async def _entries(self) -> list[tuple[str, Mapping[bytes, bytes]]]:
+        """The next entries; none if none comes within `BLOCK_MS`."""
+        read = await self._blocking.xread({self._keys.control: self._position}, block=BLOCK_MS)
         return [(entry.decode(), fields) for _, entries in read or () for entry, fields in entries]
 
     async def _hear(self, entry: str, fields: Mapping[bytes, bytes]) -> None:
         if b"n" not in fields:
             noted(self._keys.control, "no model is named", field=entry)
-        model = text_of(fields.get(b"n", b""))
-        # The stream only names the model. The latest command about it counts, even if this entry was of an earlier one.
-        command: bytes | None = await self._redis.hget(self._keys.wanted, model)
-        if command is not None:
-            unloading = asyncio.create_task(self._unload_meanwhile(model, entry), name="unloads")
-            try:
-                self._tell(await self._carry_out(model, self._keys.wanted, command, entry))
-            finally:
-                await end((unloading,))
-        self.applied = Applied(entry, self.applied.failures)
+        model, failure = text_of(fields.get(b"n", b"")), None
+        # The lock is held by those who wait for it, and gone with the last of them.
+        lock = self._of_model.setdefault(model, asyncio.Lock())
+        try:
+            async with lock:
+                # The stream only names the model. The latest command about it counts, even if this entry was of an
+                # earlier one.
+                command: bytes | None = await self._redis.hget(self._keys.wanted, model)
+                if command is not None:
+                    failure = await self._carry_out(model, self._keys.wanted, command, entry)
+        except LOST_OR_REFUSED as error:
+            self._delayed(error)
+        del self._open[entry]
+        if not self._missed:
+            self._conclude(entry, failure)
+
+    def _conclude(self, entry: str, failure: LoadFailure | None) -> None:
+        """The command of an entry was carried out, or failed."""
+        done = sorted({self.applied.position, *self.applied.beyond, entry}, key=entry_key)
+        first = min(map(entry_key, self._open), default=None)
+        before = [one for one in done if first is None or entry_key(one) < first]
+        failures = (*self.applied.failures, failure) if failure is not None else self.applied.failures
+        self.applied = Applied(before[-1], failures[-FAILURES_MAX:], tuple(done[len(before) :]))
         self._changed.set()
-
-    async def _unload_meanwhile(self, loading: str, position: str) -> None:
-        """Unloads what is unloaded by entries behind this one, while a load takes long."""
-        await asyncio.sleep(LONG_S)
-        with suppress(*LOST_OR_REFUSED):
-            while True:
-                for entry, fields in await self._entries(position):
-                    position, model = entry, text_of(fields.get(b"n", b""))
-                    command: bytes | None = await self._redis.hget(self._keys.wanted, model)
-                    if command is None or model == loading:
-                        continue
-                    message = self._read(model, self._keys.wanted, command)
-                    if message is not None and message.action == "unload":
-                        self._unload(model)
-                        self._changed.set()
-
-    def _unload(self, model: str) -> None:
-        self._loader.unload(model)
-        self._repository.never_loaded(model)
-
-    def _tell(self, failure: LoadFailure | None) -> None:
-        if failure is not None:
-            self.applied = Applied(self.applied.position, (*self.applied.failures, failure)[-FAILURES_MAX:])
 
     def _read(self, model: str, key: str, command: bytes) -> ControlMessage | None:
         """A command as a hash holds it under the model's name; None if it cannot be read. key: the hash"""
@@ -167,8 +180,10 @@ class Control:
         if message.action not in ("load", "unload"):
             raise MeshError(f"this executor cannot '{message.action}' a model: upgrade it", Code.UNSUPPORTED)
         if message.action == "unload":
-            self._unload(message.model)
+            self._loader.unload(message.model)
+            self._repository.never_loaded(message.model)
             return message
+        await self._load_before()
         self._repository.note_load(message.model)
         self._changed.set()
         loaded = await self._loader.load(
@@ -176,6 +191,13 @@ class Control:
         )
         # A load that changed nothing keeps the generation of the load before.
         return msgspec.structs.replace(message, generation=loaded.record.generation)
+
+    async def _load_before(self) -> None:
+        """Returns when the load before this one has ended, or has taken long."""
+        async with self._turn:
+            before, self._latest_load = self._latest_load, asyncio.current_task()
+            if before is not None:
+                await asyncio.wait({before}, timeout=SLOW_S)
 
     async def _keep(self, message: ControlMessage) -> None:
         await self._redis.hset(self._keys.kept, message.model, encode(message))

@@ -74,11 +74,13 @@ class OlderDataError(Exception):
 class Applied:
     """What became of control messages.
 
-    position  the last one that was carried out, or failed: its place in the control stream
+    position  every one up to this was carried out, or failed: its place in the control stream
+    beyond    so were these behind it
     """
 
     position: str = BEGINNING
     failures: tuple[LoadFailure, ...] = ()
+    beyond: tuple[str, ...] = ()
 
 
 class Registration:
@@ -265,6 +267,7 @@ class Registration:
             applied=self._applied.position,
             control_mode=self._settings.model_control_mode,
             failures=self._applied.failures,
+            beyond=self._applied.beyond,
         )
 
     async def _register(self) -> None:

@@ -305,4 +305,5 @@ def decisive_failure(members: Sequence[Member], entry: str, generation: str) -> 
 
 def behind(members: Sequence[Member], entry: str) -> list[str]:
     """Names of the executors that have not carried out the control message yet."""
-    return [member.registration.name for member in members if entry_key(member.registration.applied) < entry_key(entry)]
+    told = [member.registration for member in members]
+    return [one.name for one in told if entry_key(one.applied) < entry_key(entry) and entry not in one.beyond]

@@ -196,9 +196,10 @@ class ExecutorRegistration(msgspec.Struct, frozen=True):
     """What the mesh knows of an executor.
 
     leaving   it is stopping: its sequences are taken over at once, without waiting for the lease
-    applied   entry id of the last control message it has carried out
+    applied   entry id of the last control message up to which it has carried out all
     control_mode  none, explicit (it loads and unloads on request) or poll (it follows its repository's folders)
     failures  the latest control messages that it could not carry out, oldest first
+    beyond    entry ids of control messages behind `applied` that it has carried out: one before them takes long
     """
 
     executor: ExecutorId
@@ -212,6 +213,7 @@ class ExecutorRegistration(msgspec.Struct, frozen=True):
     applied: str = "0-0"
     control_mode: str = "none"
     failures: tuple[LoadFailure, ...] = ()
+    beyond: tuple[str, ...] = ()
 
     def is_called(self, who: str) -> bool:
         """Whether an operator means this executor. who: a name, which several may have, or an id"""

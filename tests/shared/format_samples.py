@@ -58,7 +58,7 @@ from shared.store.keyspace import SCHEMA_VERSION
 from shared.stored_settings import ChangedSettings, changed_settings_of
 
 FILE = Path(__file__).parents[1] / "fixtures" / "formats" / str(SCHEMA_VERSION) / "recorded.json"
-ADDED: Mapping[str, int] = {"InferMessage.salt": 1, "ReplyMessage.salt": 1}
+ADDED: Mapping[str, int] = {"ExecutorRegistration.beyond": 1, "InferMessage.salt": 1, "ReplyMessage.salt": 1}
 """`Class.field` of what came after format 2.0 -> the revision (`shared.store.release.REVISION`) that brought it."""
 
 TENSOR = Tensor("X", "INT32", (1, 2), bytes(range(8)))

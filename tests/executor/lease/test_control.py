@@ -3,31 +3,37 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
 
-from executor.lease import control
 from executor.lease.control import Control
 from shared.contract.errors import LoadError
+from shared.contract.ids import entry_key
 from shared.contract.messages import ControlMessage, encode
 from shared.process.lifecycle import end
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 
+Command = Callable[[ControlMessage], Awaitable[str]]
+
+PATIENCE_S = 60.0
 OLD, NEW = ControlMessage("load", "sum", generation="1"), ControlMessage("load", "sum", generation="2")
 
 
 class Loads:
-    """In place of loader and repository. loads: generations"""
+    """In place of loader and repository. loads: generations; hang: those that go on when they are let"""
 
     def __init__(self) -> None:
         self.loads: list[str] = []
         self.unloads: list[str] = []
         self.fails = False
+        self.hang = {"1", "2", "3"}
         self.goes_on = asyncio.Event()
-        self.goes_on.set()
 
     def note_load(self, name: str) -> None: ...
 
@@ -38,7 +44,8 @@ class Loads:
 
     async def load(self, name: str, config: str, files: Any, generation: str, *, limit_s: float) -> Any:
         self.loads.append(generation)
-        await self.goes_on.wait()
+        if generation in self.hang:
+            await self.goes_on.wait()
         if self.fails and generation == NEW.generation:
             raise LoadError("broken")
         return SimpleNamespace(record=SimpleNamespace(generation=generation))
@@ -51,6 +58,7 @@ async def test_a_command_that_only_executors_hear_that_start_later_is_kept_if_it
     """None was there when it was given. Else each later one would load first what was there before."""
     keys, loads = Keyspace(key_prefix), Loads()
     loads.fails = fails
+    loads.goes_on.set()
     await redis.hset(keys.kept, "sum", encode(OLD))
     await redis.hset(keys.wanted, "sum", encode(NEW))
     stands_for: Any = loads
@@ -65,32 +73,93 @@ async def test_a_command_that_only_executors_hear_that_start_later_is_kept_if_it
     await redis.delete(keys.kept, keys.wanted)
 
 
-async def test_a_load_that_takes_long_holds_up_the_unload_of_no_other_model(
-    redis: Redis, key_prefix: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What was asked behind that is carried out again in its turn."""
-    monkeypatch.setattr(control, "LONG_S", 0.0)
-    keys, loads = Keyspace(key_prefix), Loads()
-    loads.goes_on.clear()
+@asynccontextmanager
+async def commanded(redis: Redis, keys: Keyspace, loads: Loads) -> AsyncGenerator[tuple[Control, Command]]:
+    """What carries commands out, and what gives one: the id of its entry."""
+
+    async def give(message: ControlMessage) -> str:
+        await redis.hset(keys.wanted, message.model, encode(message))
+        return (await redis.xadd(keys.control, {"n": message.model})).decode()
+
     stands_for: Any = loads
     connections: Any = SimpleNamespace(commands=redis, blocking=redis, keys=keys)
-    changed = asyncio.Event()
-    commands = Control(connections, stands_for, stands_for, changed)
-    await redis.hset(keys.wanted, "sum", encode(NEW))
-    await redis.xadd(keys.control, {"n": "sum"})
-    running = asyncio.create_task(commands.run())
-    for message in (ControlMessage("unload", "other"), ControlMessage("load", "third", generation="3")):
-        await redis.hset(keys.wanted, message.model, encode(message))
-        last = await redis.xadd(keys.control, {"n": message.model})
+    control = Control(connections, stands_for, stands_for, asyncio.Event())
+    running = asyncio.create_task(control.run())
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            yield control, give
+    finally:
+        await end((running,))
+        await redis.delete(keys.kept, keys.wanted, keys.control)
 
-    while not loads.unloads:
+
+async def until(is_so: Callable[[], bool]) -> None:
+    while not is_so():
         await asyncio.sleep(0.01)
-    assert (["other"], ["2"]) == (loads.unloads, loads.loads)
-    assert changed.is_set()
+
+
+async def test_a_load_that_takes_long_holds_up_the_unload_of_no_other_model(redis: Redis, key_prefix: str) -> None:
+    """Whoever asked for the unload hears of it at once, and the load behind it waits for its turn."""
+    loads = Loads()
+    loads.goes_on.clear()
+    async with commanded(redis, Keyspace(key_prefix), loads) as (control, give):
+        first = await give(NEW)
+        unload = await give(ControlMessage("unload", "other"))
+        third = await give(ControlMessage("load", "third", generation="3"))
+
+        await until(lambda: bool(control.applied.beyond))
+        assert (["other"], ["2"]) == (loads.unloads, loads.loads)
+        assert (unload,) == control.applied.beyond
+        assert entry_key(control.applied.position) < entry_key(first)
+        loads.goes_on.set()
+        await until(lambda: control.applied.position == third)
+        assert (["other"], ["2", "3"], ()) == (loads.unloads, loads.loads, control.applied.beyond)
+        assert not control.applied.failures
+
+
+async def test_a_load_that_hangs_holds_up_no_other_for_long_and_those_of_its_own_model(
+    redis: Redis, key_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("executor.lease.control.SLOW_S", 0.01)
+    loads = Loads()
+    loads.hang = {"1"}
+    async with commanded(redis, Keyspace(key_prefix), loads) as (control, give):
+        await give(OLD)
+        await until(lambda: ["1"] == loads.loads)
+        other = await give(ControlMessage("load", "other", generation="3"))
+        await until(lambda: control.applied.beyond == (other,))
+
+        loads.fails = True
+        newer = await give(NEW)
+        await give(ControlMessage("unload", "sum"))
+        await until(lambda: 4 == len(control._open) + len(control.applied.beyond))
+        assert (["1", "3"], []) == (loads.loads, loads.unloads)
+        loads.goes_on.set()
+        await until(lambda: not control._open)
+        # The latest command about the model counted for the one before it, too.
+        assert (["1", "3"], ["sum", "sum"]) == (loads.loads, loads.unloads)
+        assert entry_key(newer) < entry_key(control.applied.position)
+
+
+async def test_commands_that_redis_cannot_be_asked_for_are_carried_out_when_it_can(
+    redis: Redis, key_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then nobody is told that they were."""
+    hget, lost = redis.hget, [RedisConnectionError("gone")]
+
+    async def may_fail(*asked: Any) -> Any:
+        if lost:
+            raise lost.pop()
+        return await hget(*asked)
+
+    loads = Loads()
     loads.goes_on.set()
-    while commands.applied.position != last.decode():
-        await asyncio.sleep(0.01)
-    assert (["other", "other"], ["2", "3"]) == (loads.unloads, loads.loads)
-    assert not commands.applied.failures
-    await end((running,))
-    await redis.delete(keys.kept, keys.wanted, keys.control)
+    monkeypatch.setattr(redis, "hget", may_fail)
+    monkeypatch.setattr("executor.lease.control.BLOCK_MS", 10)
+    async with commanded(redis, Keyspace(key_prefix), loads) as (control, give):
+        entry = await give(NEW)
+        await until(lambda: not lost)
+        assert [] == loads.loads
+
+        await until(lambda: control.applied.position == entry)
+        assert ["2"] == loads.loads

@@ -27,9 +27,9 @@ from tests.gateway.models.test_ensembles import model, step
 ENTRY = "5-0"
 
 
-def member(name: str, *failures: LoadFailure, applied: str = ENTRY) -> Member:
-    registration = ExecutorRegistration(ExecutorId(name), name, "host", 1, 1, applied=applied, failures=failures)
-    return Member(registration, alive=True)
+def member(name: str, *failures: LoadFailure, applied: str = ENTRY, beyond: tuple[str, ...] = ()) -> Member:
+    told = ExecutorRegistration(ExecutorId(name), name, "host", 1, 1, applied=applied, failures=failures, beyond=beyond)
+    return Member(told, alive=True)
 
 
 def failure(error: str, *, entry: str = ENTRY, found: bool = True) -> LoadFailure:
@@ -68,6 +68,10 @@ def test_entries_are_compared_as_numbers() -> None:
     late, there, beyond = member("a", applied="5-0"), member("b", applied="10-0"), member("c", applied="10-2")
 
     assert ["a"] == behind([late, there, beyond], "10-0")
+
+
+def test_who_has_carried_out_a_message_beside_one_that_takes_long_is_not_behind() -> None:
+    assert ["b"] == behind([member("a", applied="1-0", beyond=("4-0", ENTRY)), member("b", applied="1-0")], ENTRY)
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "..", ".", "a\\b", "a\0b"])
