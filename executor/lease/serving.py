@@ -154,7 +154,7 @@ class Serving:
         return tuple(
             msgspec.structs.replace(served.announcement, closing=self._staying is not None)
             for served in (*(model.serves for model in self._models.values()), *self._versions(ensembles=True).values())
-            if self._staying is None or served.config.name in self._staying
+            if self._goes_on(served.config.name)
         )
 
     @property
@@ -217,6 +217,10 @@ class Serving:
     async def quiet(self) -> None:
         """As `close`, and no model stays."""
         await self.close(frozenset())
+
+    def _goes_on(self, model: str) -> bool:
+        """Whether a model is served: each is, until `close` has named those that stay."""
+        return self._staying is None or model in self._staying
 
     def forget_all(self) -> None:
         """This registration is over, its tasks have ended: nothing is owned here any more."""
@@ -285,6 +289,8 @@ class Serving:
             served = self._versions()
             for place, model in list(self._models.items()):
                 wanted = served.get(place)
+                if not self._goes_on(model.model):
+                    continue
                 if wanted is None:
                     self._withdraw_soon(place, model)
                 elif wanted is not model.serves:
@@ -300,6 +306,8 @@ class Serving:
     async def _start(self, place: Place, served: ServedVersion) -> None:
         assert self._group is not None
         await _look(served)
+        if not self._goes_on(served.config.name):
+            return
         if served.config.sequence_batching is not None:
             model: Model = SequenceModel(
                 served,
@@ -356,7 +364,7 @@ class Serving:
 
     async def _meet_older_sequences(self, place: Place) -> None:
         """After a load: ends the idle sequences of earlier loads, and has the steps of the others read again."""
-        model = self._models[place]
+        model = self._models.get(place)
         if isinstance(model, SequenceModel):
             await self._end_idle("reload", model, model.mark)
             last = await insist("reload", self._inbox.last_entries)

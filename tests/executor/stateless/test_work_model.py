@@ -612,6 +612,30 @@ class TestExecutors:
             async with executor("b"):
                 assert [4, 6] == await callers.doubles(2, 3)
 
+    @pytest.mark.parametrize("loaded", ["work", "other"])
+    async def test_an_executor_that_is_to_leave_takes_nothing_for_a_model_that_is_loaded_meanwhile(
+        self, redis_url: str, callers: Callers, executor: Life, gate: Gate, models: Path, loaded: str
+    ) -> None:
+        """It may stay for hours, until the last sequence has ended that it alone can serve."""
+        gate.hold(1)
+        keys = callers.mesh.keys
+        called = Callers(ScriptedMesh(callers.redis, keys, loaded))
+        await called.mesh.open()
+        async with executor("a") as a:
+            await a.registration.serving.close({"sums"})
+            if loaded != "work":
+                shutil.copytree(models / "work", models / loaded)
+            (models / loaded / "1" / "model.py").write_text(MODEL + "# mended")
+            a.repository.load(loaded, generation="second")
+            await a.registration.announce(Applied())
+            await called.send(1)
+            async with living(redis_url, keys.prefix, models, loaded, "b") as b:
+                await until(lambda: gate.began(1), "it is run")
+
+                assert {b.executor} == await called.holders()
+                gate.release()
+                assert [2] == await called.doubles(1)
+
     async def test_what_hangs_in_one_load_is_run_by_the_next(
         self, callers: Callers, executor: Life, gate: Gate, models: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
