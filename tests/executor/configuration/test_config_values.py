@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import msgspec
 import pytest
 
 from executor.configuration.batch_io import batch_inputs, batch_outputs
@@ -14,7 +13,6 @@ from shared.contract.model_config import (
     BatchInput,
     BatchInputKind,
     BatchOutput,
-    ModelConfig,
     StateSpec,
     WarmupInput,
     WarmupSample,
@@ -101,20 +99,3 @@ def test_states_stay_paired_however_their_names_sort(load_text: LoadText) -> Non
 
     assert batching is not None
     assert (StateSpec("a_in", "z_out", "FP32", (1,)), StateSpec("b_in", "y_out", "FP32", (2,))) == batching.states
-
-
-def test_values_travel_as_json(load_text: LoadText) -> None:
-    """As executors tell gateways and schedulers of a model."""
-    config = load_text(
-        f"""{IO} metric_tags {{ key: "b" value: "2" }} response_cache {{ enable: true }}
-        model_warmup {{ name: "two" batch_size: 1 inputs {{ key: "X" value {{ data_type: TYPE_FP32 dims: 4
-        zero_data: true }} }} }} model_metrics {{ metric_control {{ metric_identifier {{ family: "f" }}
-        histogram_options {{ buckets: [1, 2.5] }} }} }}"""
-    ).config
-    config = msgspec.structs.replace(
-        config,
-        batch_inputs=(BatchInput(BatchInputKind.ITEM_SHAPE, ("b",), "INT32", "X"),),
-        batch_outputs=(BatchOutput(("Y",), "X"),),
-    )
-
-    assert config == msgspec.json.decode(msgspec.json.encode(config), type=ModelConfig)

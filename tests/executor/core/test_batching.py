@@ -6,8 +6,6 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from executor.core.batching import Wait, decide_direct, decide_queue
 from shared.contract.ids import SlotIndex
@@ -66,7 +64,6 @@ def decide(
     preferred: tuple[int, ...] = (),
     delay: int = 0,
     now: int = 0,
-    was_busy: bool = False,
 ) -> int | Wait:
     return decide_queue(
         queue,
@@ -74,7 +71,6 @@ def decide(
         preferred=preferred,
         max_queue_delay_us=delay,
         now_us=now,
-        was_busy=was_busy,
     )
 
 
@@ -82,35 +78,14 @@ class TestQueue:
     def test_without_delay_whatever_waits_runs(self) -> None:
         assert 3 == decide([Item()] * 3)
 
-    def test_a_batch_never_exceeds_the_limit(self) -> None:
-        assert 8 == decide([Item()] * 20, delay=1000)
-        assert 2 == decide([Item(rows=3), Item(rows=3), Item(rows=3)])
-
     def test_a_model_without_batching_runs_one_at_a_time(self) -> None:
         assert 1 == decide([Item()] * 3, limit=0)
-
-    def test_waits_until_the_oldest_has_waited_long_enough(self) -> None:
-        assert Wait(110) == decide([Item(10)] * 3, delay=100, now=50)
-        assert 3 == decide([Item(10)] * 3, delay=100, now=110)
 
     def test_the_largest_preferred_size_goes_at_once(self) -> None:
         assert 4 == decide([Item(10)] * 5, preferred=(2, 4), delay=100, now=20)
 
-    def test_a_preferred_size_that_was_reached_goes_even_if_more_would_fit_or_shapes_change(self) -> None:
-        assert 4 == decide([Item(10)] * 20, preferred=(4,), delay=100, now=20)
-        assert 2 == decide([Item(10, "a")] * 3 + [Item(10, "b")], preferred=(2,), delay=100, now=20)
-
-    def test_what_gathered_behind_a_running_batch_is_not_cut_at_a_preferred_size(self) -> None:
-        gathered = [Item(10)] * 5
-        assert 5 == decide(gathered, preferred=(2, 4), delay=100, now=20, was_busy=True)
-        assert 2 == decide(gathered, preferred=(2, 6), now=20, was_busy=True), "unless there is no delay to wait for"
-        assert 2 == decide(gathered[:3], preferred=(2, 4), delay=100, now=20, was_busy=True)
-
     def test_past_the_delay_the_preferred_size_does_not_count(self) -> None:
         assert 5 == decide([Item(10)] * 5, preferred=(2, 4), delay=100, now=110)
-
-    def test_what_would_exceed_the_largest_preferred_size_stays_behind(self) -> None:
-        assert 1 == decide([Item(10, rows=3), Item(10, rows=2)], preferred=(4,), delay=100, now=20)
 
     def test_past_the_largest_preferred_size_there_is_nothing_to_wait_for(self) -> None:
         assert 1 == decide([Item(10, rows=5)], preferred=(4,), delay=100, now=20)
@@ -120,27 +95,3 @@ class TestQueue:
 
     def test_a_request_larger_than_the_limit_is_never_split(self) -> None:
         assert 1 == decide([Item(rows=9), Item()], limit=8)
-
-    @given(
-        queue=st.lists(
-            st.builds(Item, st.integers(0, 50), st.sampled_from("ab"), st.integers(1, 4)), min_size=1, max_size=20
-        ),
-        limit=st.integers(1, 8),
-        preferred=st.sets(st.integers(1, 8), max_size=3),
-        delay=st.integers(0, 100),
-        now=st.integers(50, 200),
-    )
-    def test_whatever_is_decided_is_a_batch_that_may_run(
-        self, queue: list[Item], limit: int, preferred: set[int], delay: int, now: int
-    ) -> None:
-        """Members come from the front, share a shape, fit the limit; waiting never outlasts the oldest one's delay."""
-        decision = decide(queue, limit=limit, preferred=tuple(preferred), delay=delay, now=now)
-
-        if isinstance(decision, Wait):
-            assert decision.until_us is not None
-            assert now < decision.until_us <= queue[0].queued_us + delay
-        else:
-            members = queue[:decision]
-            assert 1 <= decision <= len(queue)
-            assert {queue[0].shape_key} == {member.shape_key for member in members}
-            assert decision == 1 or sum(member.rows for member in members) <= limit

@@ -248,14 +248,6 @@ class TestArrival:
 
         assert (0, ["1-5"]) == (len(owner.state), owner.removed)
 
-    def test_a_state_of_another_load_is_not_used(self) -> None:
-        owner = Owner()
-        owner.state.mark = "new"
-        owner.take(step(5, committed=4))
-        owner.restore(replace(found(checkpointed=4, committed=4), mark="old"))
-
-        assert [(5, VOID)] == owner.answered
-
     @pytest.mark.parametrize(
         ("checkpointed", "starts", "is_lost"),
         [(4, (1,), True), (4, (1, 7), True), (3, (1,), True), (3, (4,), False), (3, (4, 7), False), (0, (1,), False)],

@@ -23,7 +23,6 @@ from executor.engine.pytorch import devices
 from executor.reporting.statistics import StatisticsRecorder
 from executor.sequences.arrivals import FETCHES_PER_READ, PREFETCHES_PER_READ, try_suspects
 from executor.sequences.committer import Taken
-from executor.sequences.holdings import Holding
 from executor.sequences.sequence_model import SequenceModel
 from executor.workers import open_rows
 from executor.workers.devices import DeviceLostError, Devices
@@ -157,8 +156,6 @@ class Stage:
         self.engines = engines
         self.model = model
         self.commits = cast("RecordedCommits", cast("Any", model).commits)
-        self.gone: list[str] = []
-        """Inbox entries that went as soon as they were read."""
 
     def step(
         self,
@@ -195,7 +192,7 @@ class Stage:
             given_up=given_up,
             suspicion=suspicion,
         )
-        self.gone += self.model.take(inbox, message)
+        self.model.take(inbox, message)
         if not more:
             self.model.look()
 
@@ -247,10 +244,6 @@ def config(strategy: Direct | Oldest, *, controls: Sequence[ControlSpec] = (), i
 
 def done(_: Row) -> RowResult:
     return RowResult(())
-
-
-def once_more(_: Row) -> RowResult:
-    return RowResult((), again=True)
 
 
 @asynccontextmanager
@@ -313,18 +306,6 @@ class TestCancelledSteps:
             on.engines[0].let_go(2)
             await until(lambda: on.commits.outcome(1, 1) is not None)
             assert 1 == len(on.engines[0].batches)
-
-    async def test_a_step_that_runs_is_answered_and_the_next_one_runs(self) -> None:
-        async with stage(config(Oldest(4))) as on:
-            on.step(1, START)
-            await on.begun(1)
-            on.cancel(1)
-            on.step(2)
-            on.engines[0].let_go(2)
-
-            await until(lambda: on.commits.outcome(2) is not None)
-
-            assert (StepOutcome.DONE, StepOutcome.DONE) == (on.commits.outcome(1), on.commits.outcome(2))
 
     async def test_the_model_is_told_of_the_row_that_nobody_waits_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
         told: list[CorrelationId] = []
@@ -442,28 +423,6 @@ class TestPrefetch:
             assert not (on.model.state.to_fetch or on.model.state.awaited)
             assert [2] == [commit.step for commit in on.commits.steps]
 
-    async def test_one_that_is_not_here_any_more_when_its_record_comes_is_forgotten(self) -> None:
-        """It was told late: it has ended, moved on, or given up its slot."""
-        async with stage(config(Oldest(4))) as on:
-            for number, fetched in enumerate((None, checkpoint(epoch=3, checkpointed=1, committed=1))):
-                on.model.handle(coming(number))
-                (owned,) = on.fetched()
-                assert [Holding(owned.sequence, Epoch(1), StepNumber(1), StepNumber(0))] == on.model.holdings
-
-                on.restore(owned, fetched)
-
-                assert [] == on.model.holdings
-
-    async def test_one_that_was_over_leaves_nothing_in_the_inbox(self) -> None:
-        async with stage(config(Oldest(4))) as on:
-            on.step(3)
-            (owned,) = on.fetched()
-            entries = owned.entries
-            assert 1 == len(entries)
-
-            assert entries == on.restore(owned, replace(checkpoint(checkpointed=2, committed=3), is_over=True))
-            assert [] == on.model.holdings
-
     async def test_one_that_leaves_before_its_record_comes_stays_forgotten(self) -> None:
         async with stage(config(Oldest(4))) as on:
             on.model.handle(coming(7))
@@ -491,28 +450,6 @@ class TestOwnership:
             await until(lambda: on.commits.outcome(2) is not None)
             assert [3] == [commit.epoch for commit in on.commits.steps]
 
-    async def test_what_ran_while_its_sequence_was_taken_away_is_not_answered(self) -> None:
-        """It came back before the batch had ended: the step is still to be run for its present owner."""
-        async with stage(config(Oldest(4))) as on:
-            on.step(1, START, epoch=1)
-            await on.begun(1)
-            on.step(1, START, epoch=3)
-            on.engines[0].let_go(2)
-
-            await until(lambda: on.commits.outcome(1) is not None)
-            assert [3] == [commit.epoch for commit in on.commits.steps]
-
-    async def test_what_ran_while_its_sequence_went_elsewhere_is_not_answered(self) -> None:
-        async with stage(config(Oldest(4))) as on:
-            on.step(1, START, correlation_id=1)
-            await on.begun(1)
-            on.model.handle(OwnershipOver(sequence_id("m", "", 1), Epoch(1)))
-            on.step(1, START, correlation_id=2)
-            on.engines[0].let_go(2)
-
-            await until(lambda: on.commits.outcome(1, 2) is not None)
-            assert on.commits.outcome(1, 1) is None
-
     async def test_a_sequence_that_comes_back_in_another_slot_leaves_nothing_in_the_old_one(self) -> None:
         async with stage(config(Oldest(4))) as on:
             on.step(1, START, correlation_id=1, slot=0)
@@ -539,21 +476,6 @@ class TestOwnership:
             await until(lambda: on.commits.outcome(1, 2) is not None)
             assert [5] == [commit.epoch for commit in on.commits.steps if commit.sequence.endswith("2")]
             assert on.commits.outcome(1, 3) is None
-
-    async def test_who_has_ended_in_a_slot_makes_way_for_who_has_it_now(self) -> None:
-        """Its successor's step was heard of before its own end."""
-        async with stage(config(Oldest(4))) as on:
-            on.step(1, START, correlation_id=1, slot=0)
-            await on.begun(1)
-            on.step(1, START, correlation_id=2, slot=1)
-
-            on.step(1, START, correlation_id=3, slot=1, epoch=5)
-            (present,) = on.fetched()
-            on.restore(present, checkpoint(epoch=5, checkpointed=0, committed=0))
-            on.engines[0].let_go(2)
-
-            await until(lambda: on.commits.outcome(1, 3) is not None)
-            assert on.commits.outcome(1, 2) is None
 
     async def test_a_step_that_comes_out_of_the_inbox_again_is_still_cancelled(self) -> None:
         """What told of it has left the inbox when it was heard, by the model as it was then."""
@@ -595,23 +517,6 @@ class TestOwnership:
             is_lost = on.commits.outcome(3) is StepOutcome.LOST
             assert is_lost == (mark == "old")
             assert len(on.engines[0].batches) == (0 if is_lost else 3)
-
-    async def test_what_was_kept_for_a_state_leaves_the_inbox_behind_the_start_that_needs_none(self) -> None:
-        """Steps of a takeover may come in any order; those before the START that was heard of first run no more."""
-        async with stage(config(Oldest(4))) as on:
-            on.step(1, START)
-            on.step(1, START)
-            assert [] == on.gone
-            await on.begun(1)
-
-            on.step(0)
-            assert [] == on.gone, "another owner may need it, until that START is final"
-            on.engines[0].let_go(1)
-            await until(lambda: on.commits.outcome(1) is not None)
-
-            assert ["0-0", "1-0"] == on.commits.steps[0].entries
-            on.step(0)
-            assert ["0-0"] == on.gone
 
     async def test_whoever_leaves_frees_the_memory_of_its_state(self) -> None:
         """By END, by expiry, in the middle of a batch, and with the lease; who stays keeps it."""
@@ -782,20 +687,6 @@ class TestIterativeSequences:
             rows = await on.begun(2)
 
             assert [(2, True), (1, False)] == [(row.correlation_id, row.start) for row in rows]
-
-    async def test_a_caller_who_leaves_between_two_passes_ends_it(self) -> None:
-        """Otherwise a model that never stops would keep its slot for ever."""
-        async with stage(config(Oldest(4), iterative=True), once_more) as on:
-            on.engines[0].let_go(2)
-            on.step(1, START | END, own_sequence=True)
-            await on.begun(3)
-            on.cancel(1)
-            on.engines[0].let_go()
-
-            await until(lambda: on.commits.outcome(1) is not None)
-
-            assert StepOutcome.CANCELLED is on.commits.outcome(1)
-            assert 3 == len(on.engines[0].batches)
 
     async def test_a_pass_that_fails_is_the_answer(self) -> None:
         def answer(row: Row) -> RowResult | RowError:
