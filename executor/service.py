@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Coroutine
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -147,28 +147,29 @@ async def _serve(
             settings, connections, repository, tracing, applied(), changed, calls=lambda: client.edges
         )
         draining.executor = registration.executor
-        await _live(registration, applied, settings, draining, stop)
+        # Until it is over, or has left because of a stop or a drain.
+        await first_of(_until_lost(registration, applied), _leave_when_told(registration, settings, draining, stop))
 
 
 async def _is_wanted(connections: RedisConnections, draining: Draining, stop: Stop) -> bool:
     """Waits until this executor shall be in the mesh; False if it is to stop. It owns nothing meanwhile."""
-    if stop.requested:
-        return False
-    following = asyncio.create_task(connections.follow(), name="server")
-    undone = asyncio.create_task(draining.over(), name="drained")
-    stopping = asyncio.create_task(stop.wait(), name="stop")
+    if not stop.requested:
+        await first_of(draining.over(), stop.wait(), connections.follow())
+    return not stop.requested
+
+
+async def first_of(*works: Coroutine[Any, Any, None]) -> set[int]:
+    """Runs coroutines until one has returned, and ends the others. Returns which have returned; raises what one
+    raised.
+    """
+    tasks = [asyncio.create_task(work) for work in works]
     try:
-        await first_of(undone, stopping)
-        return not stop.requested
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            await task
+        return {index for index, task in enumerate(tasks) if task in done}
     finally:
-        await end((undone, stopping, following))
-
-
-async def first_of(*tasks: asyncio.Task[None]) -> None:
-    """Returns when one of the tasks has; raises what it raised."""
-    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    for task in done:
-        await task
+        await end(tasks)
 
 
 async def start_models(
@@ -258,22 +259,6 @@ def refuse_start(repository: ModelRepository, settings: ExecutorSettings) -> Non
         raise MeshError(f"none of the {len(failed)} models in {', '.join(map(str, settings.models))} could be loaded")
 
 
-async def _live(
-    registration: Registration,
-    applied: Callable[[], Applied],
-    settings: ExecutorSettings,
-    draining: Draining,
-    stop: Stop,
-) -> None:
-    """Runs one registration. Returns when it is over, or when it has left because of a stop or a drain."""
-    life = asyncio.create_task(_until_lost(registration, applied), name="registration")
-    leaving = asyncio.create_task(_leave_when_told(registration, settings, draining, stop), name="leave")
-    try:
-        await first_of(life, leaving)
-    finally:
-        await end((life, leaving))
-
-
 async def _until_lost(registration: Registration, applied: Callable[[], Applied]) -> None:
     try:
         await registration.run(applied)
@@ -299,19 +284,9 @@ async def _leave_when_told(
     registration: Registration, settings: ExecutorSettings, draining: Draining, stop: Stop
 ) -> None:
     """Leaves when told to. A drain has any time until a stop comes; a stop has its time limit even without Redis."""
-    told = [asyncio.create_task(stop.wait(), name="stop"), asyncio.create_task(draining.begun(), name="drain")]
-    try:
-        await first_of(*told)
-    finally:
-        await end(told)
-    leaving = asyncio.create_task(_leave(registration, settings, stop), name="leaving")
-    too_late = asyncio.create_task(_after(stop, settings.drain_timeout_s), name="stop's time")
-    try:
-        await first_of(leaving, too_late)
-        has_left = leaving.done()
-    finally:
-        await end((leaving, too_late))
-    if not has_left:
+    await first_of(stop.wait(), draining.begun())
+    returned = await first_of(_leave(registration, settings, stop), _after(stop, settings.drain_timeout_s))
+    if 0 not in returned:
         logs.warning("stopped before it could leave, giving the lease up", executor=registration.executor)
         await registration.give_up()
 
