@@ -23,7 +23,7 @@ from shared.contract.tenants import TenantLimits
 from shared.store.keyspace import Keyspace
 from shared.store.tenants import StoredTenants
 from tests.gateway.fake_executor import FakeExecutor
-from tests.gateway.requests.test_lost_connections import step, total, without_ports
+from tests.gateway.requests.portless import step, total, without_ports
 
 
 class BrokenError(Exception):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -12,23 +12,13 @@ import pytest
 from gateway.parts import GatewayParts
 from gateway.requests.infer_call import InferCall
 from gateway.requests.waiting import Answer
-from gateway.settings import GatewaySettings
 from shared.contract.errors import Code, MeshError, Reason, SequenceError
 from shared.contract.ids import sequence_id
 from shared.contract.tensors import Tensor
-from shared.store.keyspace import Keyspace
 from tests.gateway.fake_executor import FakeExecutor
-from tests.gateway.requests.test_lost_connections import settled, step, total, without_ports
+from tests.gateway.requests.portless import settled, step, total
 
 SEQUENCE = sequence_id("running_sum", "", 1)
-
-
-@pytest.fixture
-async def parts(
-    gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor
-) -> AsyncIterator[GatewayParts]:
-    async with without_ports(gateway_settings, keys) as running:
-        yield running
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:

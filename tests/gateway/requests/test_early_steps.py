@@ -18,10 +18,8 @@ from gateway.settings import GatewaySettings
 from shared.contract.errors import Reason, SequenceError
 from shared.store.keyspace import Keyspace
 from tests.gateway.fake_executor import FakeExecutor
-from tests.gateway.requests.test_lost_connections import Proxy, is_submit, proxy, step, total, without_ports
+from tests.gateway.requests.portless import Proxy, is_submit, step, total, without_ports
 from tests.redis_proxy import through
-
-__all__ = ["proxy"]
 
 PATIENT_MS = 20_000
 

@@ -22,17 +22,10 @@ from shared.contract.messages import ReplyMessage, encode
 from shared.contract.tensors import Tensor
 from shared.store.keyspace import Keyspace
 from tests.gateway.fake_executor import FakeExecutor, RunningGateway
-from tests.gateway.requests import test_lost_connections
-from tests.gateway.requests.test_lost_connections import Proxy, is_submit, step, total, without_ports
+from tests.gateway.requests.portless import Proxy, is_submit, step, total, without_ports
 from tests.mesh.raw_http import answer, infer_document, posted
 from tests.mesh.traffic import tensor
 from tests.redis_proxy import through
-
-parts, behind_proxy, proxy = (
-    test_lost_connections.parts,
-    test_lost_connections.behind_proxy,
-    test_lost_connections.proxy,
-)
 
 PATH = "/v2/models/running_sum/infer"
 

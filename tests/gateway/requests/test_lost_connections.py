@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import struct
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
-from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
@@ -20,7 +17,7 @@ from redis.exceptions import ResponseError
 
 import gateway.requests.replies
 from gateway.models.catalog import Catalog
-from gateway.parts import GatewayParts, running_parts
+from gateway.parts import GatewayParts
 from gateway.requests.departures import LEFT_BYTES_MAX, Departures
 from gateway.requests.infer_call import InferCall
 from gateway.requests.replies import Replies
@@ -28,7 +25,6 @@ from gateway.settings import GatewaySettings
 from shared.contract.errors import Code, MeshError, Reason, RequestError, SequenceError, UnavailableError
 from shared.contract.ids import GatewayId, ShardId
 from shared.contract.tensors import Tensor
-from shared.process.lifecycle import Tasks
 from shared.store.commands import Redis
 from shared.store.connections.link import Link
 from shared.store.connections.redis_client import connect
@@ -38,139 +34,9 @@ from shared.store.keyspace import Keyspace
 from shared.store.reading import clock_ms
 from shared.store.script_sender import Call
 from shared.store.scripts import Scripts
-from shared.traces.tracing import Tracing
 from tests.embedded_redis import EmbeddedRedis
 from tests.gateway.fake_executor import FakeExecutor, RunningGateway
-from tests.redis_proxy import through
-
-
-class Proxy:
-    """A TCP proxy before Redis that can be told to break connections.
-
-    cut_after   called with what a client sends; True: it is passed on, but the connection is cut before the reply
-    cut_before  as cut_after, but it is not passed on
-    """
-
-    def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
-        self._target = (parts.hostname or "127.0.0.1", parts.port or 6379)
-        self._open: set[asyncio.StreamWriter] = set()
-        self.cut_after: Callable[[bytes], bool] = lambda _: False
-        self.cut_before: Callable[[bytes], bool] = lambda _: False
-        self.refuses = False
-        self.port = 0
-
-    async def start(self) -> asyncio.Server:
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.port = server.sockets[0].getsockname()[1]
-        return server
-
-    def cut_all(self) -> None:
-        for writer in self._open:
-            writer.close()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self.refuses:
-            writer.close()
-            return
-        there, back = await asyncio.open_connection(*self._target)
-        self._open |= {writer, back}
-        if self.refuses:
-            # Said while the target was connected to: `cut_all` has not seen this connection.
-            writer.close()
-            back.close()
-        replies = asyncio.create_task(self._copy(there, writer))
-        try:
-            while chunk := await reader.read(1 << 16):
-                if self.cut_before(chunk):
-                    self.cut_before = lambda _: False
-                    break
-                back.write(chunk)
-                if self.cut_after(chunk):
-                    self.cut_after = lambda _: False
-                    replies.cancel()
-                    await asyncio.sleep(0.05)
-                    break
-        except ConnectionError:
-            pass
-        finally:
-            for each in (writer, back):
-                self._open.discard(each)
-                each.close()
-            await asyncio.gather(replies, return_exceptions=True)
-
-    @staticmethod
-    async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while chunk := await reader.read(1 << 16):
-            writer.write(chunk)
-        writer.close()
-
-
-@pytest.fixture
-async def proxy(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Proxy]:
-    # What a test does while Redis is away may take long.
-    monkeypatch.setattr("gateway.requests.departures.PATIENCE_S", 600.0)
-    made = Proxy(redis_url)
-    server = await made.start()
-    yield made
-    server.close()
-    made.cut_all()
-
-
-@asynccontextmanager
-async def without_ports(settings: GatewaySettings, keys: Keyspace) -> AsyncGenerator[GatewayParts]:
-    """A gateway without ports."""
-    async with (
-        asyncio.TaskGroup() as group,
-        running_parts(settings.bounded(), "gateway", keys, Tracing(), Tasks(group)) as parts,
-    ):
-        yield parts
-
-
-@pytest.fixture
-async def parts(
-    gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor
-) -> AsyncIterator[GatewayParts]:
-    async with without_ports(gateway_settings, keys) as running:
-        yield running
-
-
-@pytest.fixture
-async def behind_proxy(
-    gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor, proxy: Proxy
-) -> AsyncIterator[GatewayParts]:
-    behind = through(f"127.0.0.1:{proxy.port}", gateway_settings.redis_url)
-    settings = dataclasses.replace(gateway_settings, redis_url=behind)
-    async with without_ports(settings, keys) as running:
-        yield running
-
-
-def step(value: int, sequence: int | str = 1, *, start: bool = False, **rest: Any) -> InferCall:
-    raw = struct.pack("<i", value)
-    return InferCall(
-        "running_sum",
-        correlation_id=sequence,
-        start=start,
-        inputs=(Tensor("INPUT", "INT32", (1, 1), raw),),
-        **rest,
-    )
-
-
-def total(answer: Any) -> int:
-    return struct.unpack("<i", answer.message.outputs[0].raw)[0]
-
-
-async def settled(parts: GatewayParts, count: int) -> None:
-    """Waits until the gateway has heard what Redis says of so many requests, all in all. What the executor answers
-    comes over another connection, and may be faster.
-    """
-    async with asyncio.timeout(60):
-        while parts.dispatch.sent < count:
-            await asyncio.sleep(0.005)
-
-
-def is_submit(chunk: bytes) -> bool:
-    return b"FCALL" in chunk and b"running_sum|" in chunk
+from tests.gateway.requests.portless import Proxy, is_submit, settled, step, total, without_ports
 
 
 @pytest.mark.parametrize("identity", [{"request_id": "r"}, {"expected_step": 2}], ids=["request id", "step number"])

@@ -17,15 +17,14 @@ from gateway.requests.admission import Admitted
 from gateway.requests.infer_call import InferCall
 from gateway.requests.orphans import ConnectionSequences, Orphans
 from gateway.requests.waiting import Answer, PendingRequest
-from gateway.settings import GatewaySettings
 from shared.contract.ids import GatewayId, SequenceId, sequence_id
 from shared.contract.messages import InferMessage, ModelRecord, StepFlag
 from shared.store.keyspace import Keyspace
 from shared.store.script_values import Orphan
 from shared.store.scripts import Scripts
 from tests.gateway.fake_executor import GRACE_MS, FakeExecutor, RunningGateway, running_sum
+from tests.gateway.requests.portless import settled, step, total
 from tests.gateway.requests.test_cancellation import until
-from tests.gateway.requests.test_lost_connections import settled, step, total, without_ports
 from tests.mesh.traffic import sum_of, tensor
 
 GRACED = "left_sum"
@@ -135,14 +134,6 @@ async def test_an_http_connection_that_breaks_before_its_answer_leaves_the_seque
     await until(is_told)
     executor.paused.clear()
     await orphaned(executor, 1)
-
-
-@pytest.fixture
-async def parts(
-    gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor
-) -> AsyncIterator[GatewayParts]:
-    async with without_ports(gateway_settings, keys) as running:
-        yield running
 
 
 async def test_a_unary_caller_who_leaves_before_the_answer_counts_and_one_who_has_it_does_not(

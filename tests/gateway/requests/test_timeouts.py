@@ -11,7 +11,6 @@ import pytest
 from gateway.parts import GatewayParts
 from gateway.requests.infer_call import InferCall
 from gateway.requests.script_calls import CallKind
-from gateway.settings import GatewaySettings
 from shared.contract.errors import UnavailableError
 from shared.contract.messages import ReplyMessage, encode
 from shared.contract.model_config import DynamicBatching, QueuePolicy, TimeoutAction
@@ -21,7 +20,6 @@ from shared.store.connections.redis_client import connect
 from shared.store.keyspace import Keyspace
 from shared.store.work_scripts import Take, Taken, WorkDone, WorkScripts
 from tests.gateway.fake_executor import FakeExecutor, echo
-from tests.gateway.requests.test_lost_connections import without_ports
 
 MODELS = tuple(
     msgspec.structs.replace(
@@ -43,14 +41,6 @@ async def executor(redis_url: str, keys: Keyspace) -> AsyncIterator[FakeExecutor
     await fake.join()
     yield fake
     await redis.aclose()
-
-
-@pytest.fixture
-async def parts(
-    gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor
-) -> AsyncIterator[GatewayParts]:
-    async with without_ports(gateway_settings, keys) as running:
-        yield running
 
 
 def call(action: TimeoutAction, timeout_ms: int) -> InferCall:

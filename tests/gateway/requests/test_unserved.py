@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,30 +13,21 @@ from gateway.parts import GatewayParts
 from gateway.requests.infer_call import InferCall
 from gateway.requests.unserved import Unserved
 from gateway.requests.waiting import Accepted, PendingRequest
-from gateway.settings import GatewaySettings
 from shared.contract.errors import RequestError, UnavailableError
 from shared.contract.messages import RepositoryEntry
 from shared.contract.tensors import Tensor
-from shared.store.keyspace import Keyspace
 from tests.gateway.cycles import nothing_stays
 from tests.gateway.fake_executor import FakeExecutor
-from tests.gateway.requests.test_lost_connections import step, total, without_ports
+from tests.gateway.requests.portless import step, total
 from tests.gateway.requests.test_waiting import pending
 
 CALL = InferCall("echo", inputs=(Tensor("INPUT0", "FP32", (1, 1), b"\0\0\0\0"),))
 
 
-@pytest.fixture
-async def parts(
-    gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[GatewayParts]:
-    """A gateway that is not patient."""
+async def test_a_request_whose_model_nobody_serves_any_more_is_refused(
+    parts: GatewayParts, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr("gateway.requests.unserved.PATIENCE_S", 1)
-    async with without_ports(gateway_settings, keys) as running:
-        yield running
-
-
-async def test_a_request_whose_model_nobody_serves_any_more_is_refused(parts: GatewayParts, executor: FakeExecutor):
     await executor.pause()
     late = parts.inference.submit(CALL)
     other = parts.inference.submit(step(1, start=True, end=True))

@@ -16,12 +16,9 @@ from gateway.requests.waiting import Accepted, Answer, PendingRequest
 from shared.contract.messages import ModelRecord, ReplyMessage
 from shared.contract.model_config import EnsembleStep, TensorSpec
 from tests.gateway.fake_executor import FakeExecutor, running_sum
-from tests.gateway.requests import test_lost_connections
 from tests.gateway.requests.ensembles.test_progress import MODELS
 from tests.gateway.requests.ensembles.test_requests import asked, ensembles_of
-from tests.gateway.requests.test_lost_connections import step, total
-
-parts = test_lost_connections.parts
+from tests.gateway.requests.portless import step, total
 
 SUM = ModelRecord(running_sum(), "{}", ("1",))
 TWO_SUMS = msgspec.structs.replace(
