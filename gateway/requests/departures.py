@@ -151,22 +151,22 @@ class Departures:
     async def _attempt(self, batches: Sequence[CallBatch]) -> Sequence[CallBatch]:
         """One round trip. Returns the batches that must be sent again."""
         began = time.monotonic()
+        # What is taken back was sent before: its times, and its outcome, are those of that.
+        sent = [pending for batch in batches if not is_withdrawal(batch.kind) for pending in batch.requests]
         try:
-            for batch in batches:
-                for pending in batch.requests:
-                    pending.sent = began
-                    if pending.first_sent is None:
-                        pending.redis_ahead_ms = self._redis_ahead_ms
+            for pending in sent:
+                pending.sent = began
+                if pending.first_sent is None:
+                    pending.redis_ahead_ms = self._redis_ahead_ms
             outcomes = await self._scripts.run_all(self._script_calls(batches), self._link)
         except CONNECTION_LOST as lost:
-            for batch in batches:
-                for pending in batch.requests:
-                    # The first of several lost attempts counts: any of them may have been carried out.
-                    if pending.first_sent is None:
-                        pending.first_sent = began
-                    # Redis may have carried this request out, and a second attempt would not be recognised.
-                    if not pending.repeatable:
-                        pending.failed(unknown_outcome(pending, "the connection to Redis was lost"))
+            for pending in sent:
+                # The first of several lost attempts counts: any of them may have been carried out.
+                if pending.first_sent is None:
+                    pending.first_sent = began
+                # Redis may have carried this request out, and a second attempt would not be recognised.
+                if not pending.repeatable:
+                    pending.failed(unknown_outcome(pending, "the connection to Redis was lost"))
             return self._after_failure(batches, lost)
         self.round_trips += 1
         again: list[CallBatch] = []
@@ -271,6 +271,7 @@ def _take_of_one_load(queue: deque[PendingRequest]) -> list[PendingRequest]:
 
 
 def fail(batch: CallBatch, message: str) -> None:
-    """Ends a batch's requests with an error."""
-    for pending in batch.requests:
-        pending.failed(UnavailableError(message))
+    """Ends a batch's requests with an error, unless they are being taken back: Redis has accepted those."""
+    if batch.kind not in WITHDRAWAL_OF.values():
+        for pending in batch.requests:
+            pending.failed(UnavailableError(message))

@@ -16,7 +16,7 @@ from shared.contract.errors import Code, MeshError, Reason, SequenceError
 from shared.contract.ids import sequence_id
 from shared.contract.tensors import Tensor
 from tests.gateway.fake_executor import FakeExecutor
-from tests.gateway.requests.portless import settled, step, total
+from tests.gateway.requests.portless import Proxy, settled, step, total
 
 SEQUENCE = sequence_id("running_sum", "", 1)
 
@@ -141,6 +141,44 @@ async def test_a_request_that_is_on_its_way_counts_as_sent_before_redis_has_answ
 
     assert pending.accepted is None
     assert total(await answer) == 1
+
+
+@pytest.mark.parametrize("patience_s", [600.0, 0.0], ids=["for a moment", "for long"])
+async def test_a_step_that_is_taken_back_while_redis_is_lost_is_answered_as_what_became_of_it(
+    behind_proxy: GatewayParts,
+    proxy: Proxy,
+    executor: FakeExecutor,
+    monkeypatch: pytest.MonkeyPatch,
+    patience_s: float,
+):
+    """Redis has accepted it. An ensemble waits for that, and so does who would wait too long for a slot."""
+    await behind_proxy.inference.submit(step(1, start=True))
+    await executor.pause()
+    answer = behind_proxy.inference.submit(step(2))
+    await settled(behind_proxy, 2)
+    (pending,) = behind_proxy.replies.unanswered
+    sent, lost = pending.sent, asyncio.Event()
+
+    def cut(chunk: bytes) -> bool:
+        if b"FCALL" not in chunk or pending.token.encode() not in chunk:
+            return False
+        lost.set()
+        return True
+
+    monkeypatch.setattr("gateway.requests.departures.PATIENCE_S", patience_s)
+    proxy.cut_before = cut
+    behind_proxy.dispatch.withdraw(pending)
+    await lost.wait()
+    other = behind_proxy.inference.submit(step(4, 2, start=True, request_id="a"))
+    await settled(behind_proxy, 4 if patience_s else 3)
+    executor.paused.clear()
+
+    assert (sent, None) == (pending.sent, pending.first_sent)
+    if patience_s:
+        await cancelled(answer)
+    else:
+        assert 3 == total(await answer)
+    assert 4 == total(await other)
 
 
 @pytest.mark.parametrize("identity", [{"request_id": "r"}, {"expected_step": 2}], ids=["request id", "step number"])
