@@ -199,7 +199,7 @@ class Dispatch:
             else:
                 pending.failed(error)
             return
-        self._early.accepted(pending.sequence)
+        self._early.accepted(pending)
         if pending.used is not None:
             pending.used(pending)
         repeated = outcome.code in (SubmitCode.REPEATED, SubmitCode.JOINED)

@@ -46,7 +46,7 @@ class EarlySteps:
     def __init__(self, send: Callable[[PendingRequest], None], *, wait_s: float) -> None:
         self._send = send
         self._wait_s = wait_s
-        self._waiting: dict[SequenceId, list[EarlyStep]] = {}
+        self._waiting: dict[SequenceId, dict[PendingRequest, EarlyStep]] = {}
 
     def keep(self, pending: PendingRequest, refusal: Submitted) -> bool:
         """Whether the refused step waits, and will be sent again. If not, the refusal is its answer."""
@@ -55,12 +55,12 @@ class EarlySteps:
             return False
         if refusal.code not in (SubmitCode.WRONG_STEP, SubmitCode.NEVER_SEEN):
             return False
-        steps = self._waiting.get(pending.sequence, [])
-        early = next((step for step in steps if step.pending is pending), None)
         missing = number - refusal.step - 1
         if not 1 <= missing <= EARLY_STEPS_MAX or pending.future.done():
             return False
         loop = asyncio.get_running_loop()
+        steps = self._waiting.get(pending.sequence, {})
+        early = steps.get(pending)
         if early is None:
             if len(steps) >= EARLY_STEPS_MAX:
                 return False
@@ -75,10 +75,14 @@ class EarlySteps:
         early.pause_s *= 2
         return True
 
-    def accepted(self, sequence: SequenceId) -> None:
-        """A step of the sequence was accepted. Those that wait are sent again, in the order of their numbers."""
-        waiting = self._waiting.get(sequence)
-        for early in sorted(waiting, key=lambda each: each.pending.call.expected_step or 0) if waiting else ():
+    def accepted(self, pending: PendingRequest) -> None:
+        """A step was accepted, and waits no longer. Those of its sequence that do are sent again, in the order of their
+        numbers."""
+        waiting = self._waiting.get(pending.sequence)
+        if waiting is None:
+            return
+        self._end(pending)
+        for early in sorted(waiting.values(), key=lambda each: each.pending.call.expected_step or 0):
             if early.timer is not None:
                 early.timer.cancel()
                 self._again(early)
@@ -88,14 +92,13 @@ class EarlySteps:
         self._send(early.pending)
 
     def _begin(self, early: EarlyStep) -> None:
-        self._waiting.setdefault(early.pending.sequence, []).append(early)
-        early.pending.future.add_done_callback(lambda _: self._end(early))
+        self._waiting.setdefault(early.pending.sequence, {})[early.pending] = early
+        early.pending.future.add_done_callback(lambda _: self._end(early.pending))
 
-    def _end(self, early: EarlyStep) -> None:
-        if early.timer is not None:
+    def _end(self, pending: PendingRequest) -> None:
+        steps = self._waiting.get(pending.sequence, {})
+        early = steps.pop(pending, None)
+        if early is not None and early.timer is not None:
             early.timer.cancel()
-        sequence = early.pending.sequence
-        steps = self._waiting[sequence]
-        steps.remove(early)
         if not steps:
-            del self._waiting[sequence]
+            self._waiting.pop(pending.sequence, None)

@@ -113,6 +113,25 @@ async def test_beyond_the_bounds_of_number_and_count_a_step_is_refused_at_once(
             future.cancel()
 
 
+async def test_steps_that_were_accepted_leave_room_for_others_before_they_are_answered(
+    gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor
+) -> None:
+    last = EARLY_STEPS_MAX + 3
+    async with without_ports(patient(gateway_settings), keys) as parts:
+        await parts.inference.submit(step(1, start=True, expected_step=1))
+        await executor.pause()
+        # All but step 2 are too early.
+        backwards = [parts.inference.submit(_far(number)) for number in range(last - 1, 1, -1)]
+        async with asyncio.timeout(60):
+            while not all(each.accepted for each in parts.replies.unanswered):
+                await asyncio.sleep(0.005)
+        early = parts.inference.submit(_far(last + 1))
+        missing = parts.inference.submit(_far(last))
+        executor.paused.clear()
+
+        assert list(range(last + 1, 1, -1)) == await totals([early, missing, *backwards])
+
+
 def _far(number: int) -> InferCall:
     return step(1, expected_step=number)
 
