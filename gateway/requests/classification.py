@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gateway.bounds.pieces import pieces
 from shared.contract.errors import RequestError
 from shared.contract.messages import ModelRecord
 from shared.contract.tensors import Tensor, pack_bytes, to_numpy
@@ -37,8 +38,8 @@ def classify(tensor: Tensor, classes: int, *, batched: bool, labels: Sequence[st
     # Computed, because numpy finds no length for rows of which there are none.
     rows = values.reshape(tensor.shape[0] if batched and tensor.shape else 1, math.prod(tensor.shape[int(batched) :]))
     count = min(classes, rows.shape[1])
-    elements = [element for row in rows for element in _top(row, count, labels)]
-    return Tensor(tensor.name, "BYTES", (len(rows), count) if batched else (count,), pack_bytes(elements))
+    elements = pack_bytes(element for row in rows for element in _top(row, count, labels))
+    return Tensor(tensor.name, "BYTES", (len(rows), count) if batched else (count,), elements)
 
 
 def classified(tensor: Tensor, classes: int, record: ModelRecord) -> Tensor:
@@ -50,9 +51,12 @@ def classified(tensor: Tensor, classes: int, record: ModelRecord) -> Tensor:
 def _top(row: NDArray[Any], count: int, labels: Sequence[str]) -> Iterator[str]:
     # What C++'s to_string writes: six decimals for a float of any size.
     text = "{:f}:{}" if row.dtype.kind == "f" else "{:d}:{}"
-    for index in _descending(row)[:count]:
-        label = labels[index] if index < len(labels) else ""
-        yield text.format(row[index].item(), index) + (f":{label}" if label else "")
+    order = _descending(row)[:count]
+    for piece in pieces(len(order)):
+        part = order[piece]
+        for value, index in zip(row[part].tolist(), part.tolist(), strict=True):
+            label = labels[index] if index < len(labels) else ""
+            yield text.format(value, index) + (f":{label}" if label else "")
 
 
 def _descending(row: NDArray[Any]) -> NDArray[np.intp]:
