@@ -127,9 +127,6 @@ class Departures:
     async def _depart(self) -> bool:
         """One round trip. False when batches must be sent again; they are, before everything newer, until Redis has
         accepted or refused each of their requests, or the requests have failed."""
-        batches = self._again or self._take()
-        if not batches:
-            return True
         if not self._again and time.monotonic() - self._failed_at > PATIENCE_S:
             # Nothing was left to be sent again, so nobody has seen since whether Redis was back.
             self._down_since = None
@@ -138,14 +135,16 @@ class Departures:
             if self._again or self._clock_read == NEVER:
                 await self._learn_the_time(self._link)
         except LOST_OR_REFUSED as lost:
-            # None of them was sent, so everything may be tried again.
-            self._again = self._after_failure(batches, lost)
-        else:
-            self._again = await self._attempt(batches)
-            if not self._again and time.monotonic() - self._clock_read >= CLOCK_AFTER_S:
-                # Behind the requests, so that none waits for it. The next round trip sees a lost connection.
-                with suppress(*LOST_OR_REFUSED):
-                    await self._learn_the_time(self._link)
+            # Nothing was sent, so everything may be tried again.
+            self._again = self._after_failure(self._again or self._take(), lost)
+            return not self._again
+        # Taken only now: requests whose clients left while this gateway connected are not sent.
+        batches = self._wanted(self._again) or self._take()
+        self._again = await self._attempt(batches) if batches else ()
+        if not self._again and time.monotonic() - self._clock_read >= CLOCK_AFTER_S:
+            # Behind the requests, so that none waits for it. The next round trip sees a lost connection.
+            with suppress(*LOST_OR_REFUSED):
+                await self._learn_the_time(self._link)
         return not self._again
 
     async def _attempt(self, batches: Sequence[CallBatch]) -> Sequence[CallBatch]:
@@ -225,13 +224,17 @@ class Departures:
         if self._down_since is None:
             self._down_since = now
             logs.warning("redis lost, requests wait", error=str(lost))
-        wanted = [(batch, self._still_wanted(batch)) for batch in batches]
-        wanted_batches = [CallBatch(batch.shard, batch.kind, requests) for batch, requests in wanted if requests]
+        wanted = self._wanted(batches)
         if now - self._down_since < PATIENCE_S:
-            return wanted_batches
-        for batch in wanted_batches:
+            return wanted
+        for batch in wanted:
             fail(batch, "Redis, which holds every sequence, cannot be reached: try again later")
         return ()
+
+    def _wanted(self, batches: Sequence[CallBatch]) -> Sequence[CallBatch]:
+        """The batches without requests that need no answer any more."""
+        wanted = [CallBatch(batch.shard, batch.kind, self._still_wanted(batch)) for batch in batches]
+        return [batch for batch in wanted if batch.requests]
 
     def _still_wanted(self, batch: CallBatch) -> list[PendingRequest]:
         """The batch's requests that still need an answer. Requests whose client has left are withdrawn or dropped."""

@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gateway.parts import GatewayParts, running_parts
+from gateway.requests.departures import Departures
 from gateway.requests.infer_call import InferCall
 from gateway.settings import GatewaySettings
 from shared.contract.tensors import Tensor
@@ -50,6 +51,12 @@ async def settled(parts: GatewayParts, count: int) -> None:
     async with asyncio.timeout(60):
         while parts.dispatch.sent < count:
             await asyncio.sleep(0.005)
+
+
+def departures_of(parts: GatewayParts) -> Departures:
+    """One server has one."""
+    (departures,) = set(parts.dispatch._departures.values())
+    return departures
 
 
 def is_submit(chunk: bytes) -> bool:

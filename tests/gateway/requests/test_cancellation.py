@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from gateway.parts import GatewayParts
 from gateway.requests.infer_call import InferCall
@@ -15,8 +16,9 @@ from gateway.requests.waiting import Answer
 from shared.contract.errors import Code, MeshError, Reason, SequenceError
 from shared.contract.ids import sequence_id
 from shared.contract.tensors import Tensor
+from shared.store.connections.link import Link
 from tests.gateway.fake_executor import FakeExecutor
-from tests.gateway.requests.portless import Proxy, settled, step, total
+from tests.gateway.requests.portless import Proxy, departures_of, settled, step, total
 
 SEQUENCE = sequence_id("running_sum", "", 1)
 
@@ -114,6 +116,34 @@ async def test_a_step_whose_caller_leaves_before_it_is_sent_is_not_sent(
     await settled(parts, before + 4)
 
     assert (4, 4) == (len(executor.received), parts.dispatch.sent - before)
+
+
+@pytest.mark.parametrize("is_lost", [False, True], ids=["for the first time", "again"])
+async def test_a_step_whose_caller_leaves_while_its_gateway_connects_is_not_sent(
+    parts: GatewayParts, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch, *, is_lost: bool
+) -> None:
+    """Whoever takes it back relies on that: what was not sent has changed nothing."""
+    await parts.inference.submit(step(1, start=True))
+    await settled(parts, 1)
+    leaving, link, connect = list[asyncio.Future[Answer]](), departures_of(parts)._link, Link.connect
+    failures = [RedisConnectionError("lost")] if is_lost else []
+
+    async def leaves_meanwhile(self: Link) -> None:
+        await connect(self)
+        if self is not link:
+            return
+        if failures:
+            raise failures.pop()
+        for answer in leaving:
+            answer.cancel()
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(Link, "connect", leaves_meanwhile)
+    leaving.append(parts.inference.submit(step(2)))
+    behind = parts.inference.submit(step(4))
+
+    assert 5 == total(await behind)
+    assert 2 == parts.dispatch.sent
 
 
 @pytest.mark.parametrize("bound", ["SCRIPT_STEPS_MAX", "SCRIPT_BYTES_MAX"])

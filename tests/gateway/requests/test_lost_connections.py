@@ -18,7 +18,7 @@ from redis.exceptions import ResponseError
 import gateway.requests.replies
 from gateway.models.catalog import Catalog
 from gateway.parts import GatewayParts
-from gateway.requests.departures import LEFT_BYTES_MAX, Departures
+from gateway.requests.departures import LEFT_BYTES_MAX
 from gateway.requests.infer_call import InferCall
 from gateway.requests.replies import Replies
 from gateway.settings import GatewaySettings
@@ -36,7 +36,7 @@ from shared.store.script_sender import Call
 from shared.store.scripts import Scripts
 from tests.embedded_redis import EmbeddedRedis
 from tests.gateway.fake_executor import FakeExecutor, RunningGateway
-from tests.gateway.requests.portless import Proxy, is_submit, settled, step, total, without_ports
+from tests.gateway.requests.portless import Proxy, departures_of, is_submit, settled, step, total, without_ports
 
 
 @pytest.mark.parametrize("identity", [{"request_id": "r"}, {"expected_step": 2}], ids=["request id", "step number"])
@@ -68,12 +68,6 @@ async def test_step_without_identity_fails_with_what_is_unknown_and_the_sequence
     assert "give every step a request id" in caught.value.message
     # The proxy did pass it on, so it counts.
     assert total(await behind_proxy.inference.submit(step(4))) == 7
-
-
-def departures_of(parts: GatewayParts) -> Departures:
-    """One server has one."""
-    (departures,) = set(parts.dispatch._departures.values())
-    return departures
 
 
 async def test_connections_that_were_cut_while_idle_harm_no_step(behind_proxy: GatewayParts, proxy: Proxy):
