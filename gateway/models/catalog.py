@@ -30,6 +30,8 @@ REFRESH_ASKED_S = 0.1
 ABSENCE_GRACE_S = 15.0
 """How long requests for a version are accepted after its last executor died. On a small machine the end of its lease,
 its restart and the loading of its models take this long."""
+UNSERVED_S = 600.0
+"""How long it is remembered that a version had executors once: ten times what its requests wait for another one."""
 STALE_S = 10.0
 """Without a refresh for this long the gateway says that it is not ready."""
 
@@ -263,8 +265,11 @@ class Catalog:
         # A living executor says that these were unloaded: their grace ends at once.
         unloaded = {(line.model, line.version) for line in repository if line.state in ("UNLOADING", "UNAVAILABLE")}
         # Versions that had an executor at any poll, and have none now; each keeps the time of its first such poll.
-        seen = self._unserved_since.keys() | offered_before | dead
-        self._unserved_since = {place: self._unserved_since.get(place, now) for place in seen - live}
+        unserved = (self._unserved_since.keys() | offered_before | dead) - live
+        since = {place: self._unserved_since.get(place, now) for place in unserved}
+        # Looked at before: models come and go for years.
+        known_s = now if self._refreshed_at is None else self._refreshed_at
+        self._unserved_since = {place: at for place, at in since.items() if known_s - at < UNSERVED_S}
         gone = {line.model for line in repository if line.state == "UNAVAILABLE" and not line.version}
         self._served_until = {
             served: until

@@ -11,7 +11,7 @@ import pytest
 
 from gateway.models import catalog as catalog_module
 from gateway.models import ensembles
-from gateway.models.catalog import ABSENCE_GRACE_S, STALE_S, Catalog, merged_index
+from gateway.models.catalog import ABSENCE_GRACE_S, STALE_S, UNSERVED_S, Catalog, merged_index
 from gateway.models.ensembles import unavailable_ensembles
 from gateway.models.statistics import Statistics
 from shared.contract.errors import Code, MeshError
@@ -327,6 +327,17 @@ async def test_a_version_counts_as_unserved_from_when_nobody_was_seen_to_take_it
     assert set() == catalog.unserved_for(5)
     catalog = await mesh.at(110, member("1"))
     assert set() == catalog.unserved_for(0)
+
+
+async def test_versions_that_come_and_go_for_years_are_forgotten_when_their_requests_were_told():
+    mesh = Mesh()
+    await mesh.at(100, member("1"))
+    await mesh.at(101)
+    # Redis was away meanwhile, and their requests were not looked for.
+    catalog = await mesh.at(101 + 2 * UNSERVED_S)
+    assert {("m", "1")} == catalog.unserved_for(0)
+
+    assert set() == (await mesh.at(102 + 2 * UNSERVED_S)).unserved_for(0)
 
 
 async def test_a_model_that_appears_while_the_mesh_is_read_has_a_record_once_it_is_ready() -> None:
