@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from functools import partial
 
@@ -69,19 +69,17 @@ async def rebuilt(mesh: MeshAccess, model: str, offers: Offers, now_ms: int, sha
     return [*events, *contended(await found(mesh, await owned_sequences(mesh, model, serving, shards)))]
 
 
-def contended(found: Iterable[SequenceFound]) -> list[Event]:
+def contended(found: Sequence[SequenceFound]) -> list[Event]:
     """What was found, by slot: one sequence holds it, or several do. A shard whose server has lost its newest writes
     brings sequences back whose slots others have by now.
     """
-    by_place = defaultdict[SlotAddress, list[SequenceFound]](list)
+    holders = Counter(event.place for event in found)
+    contenders = defaultdict[SlotAddress, list[SequenceId]](list)
     for event in found:
-        by_place[event.place].append(event)
-    return [
-        events[0]
-        if len(events) == 1
-        else ContendersFound(place.executor, tuple(event.sequence for event in events), "rebuild")
-        for place, events in by_place.items()
-    ]
+        if holders[event.place] > 1:
+            contenders[event.place].append(event.sequence)
+    alone = (event for event in found if holders[event.place] == 1)
+    return [*alone, *(ContendersFound(place.executor, tuple(c), "rebuild") for place, c in contenders.items())]
 
 
 async def epochs_found(mesh: MeshAccess, shards: Sequence[ShardId]) -> EpochsFound:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+Phase = TypeVar("Phase", bound=str)
 
 HISTORY_MOVES_MAX = 4096
 """Moves remembered per model, over all sequences and executors."""
@@ -32,7 +34,9 @@ class History:
     def __init__(self) -> None:
         self._moves: deque[Move] = deque(maxlen=HISTORY_MOVES_MAX)
 
-    def step(self, table: Mapping[tuple[str, str], str], subject: str, move: str, before: str, cause: str) -> str:
+    def step(
+        self, table: Mapping[tuple[Phase, str], Phase], subject: str, move: str, before: Phase, cause: str
+    ) -> Phase:
         """The phase that a move leads to. Remembers the move.
 
         Raises IllegalMoveError, with the subject's remembered moves, if the table does not have it.

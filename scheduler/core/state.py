@@ -62,7 +62,7 @@ class ExecutorPhase(StrEnum):
     EMPTY = "empty"
 
 
-SEQUENCE_MOVES: Mapping[tuple[str, str], str] = {
+SEQUENCE_MOVES: Mapping[tuple[SequencePhase, str], SequencePhase] = {
     (SequencePhase.ABSENT, "begun"): SequencePhase.WAITING,
     (SequencePhase.ABSENT, "moved"): SequencePhase.MOVING,
     (SequencePhase.ABSENT, "returned"): SequencePhase.RETURNING,
@@ -108,7 +108,7 @@ paused      an operator paused it while it waited for a slot
 moved out   taken from a living executor, to get another slot at once
 """
 
-EXECUTOR_MOVES: Mapping[tuple[str, str], str] = {
+EXECUTOR_MOVES: Mapping[tuple[ExecutorPhase, str], ExecutorPhase] = {
     (ExecutorPhase.ABSENT, "joined"): ExecutorPhase.SERVING,
     (ExecutorPhase.ABSENT, "lost"): ExecutorPhase.LOST,
     (ExecutorPhase.SERVING, "changed"): ExecutorPhase.SERVING,
@@ -271,14 +271,13 @@ class LeaderState:
         return self.rings[place.version].tables[place.executor]
 
     def held_by(self, executor: ExecutorId) -> list[Sequence]:
-        """The sequences in an executor's slots, in the order of the slots."""
-        return [self.sequences[sequence] for table in self.tables(executor) for _, sequence in table.holders()]
+        """The sequences in an executor's slots."""
+        return [self.sequences[sequence] for table in self.tables(executor) for sequence in table.sequences()]
 
     def move(self, sequence: Sequence, how: str, cause: str) -> None:
         """Changes the phase of a sequence by the table, and keeps its version's `SlotHolders` in step with it."""
         before = sequence.phase
-        after = SequencePhase(self.history.step(SEQUENCE_MOVES, sequence.sequence, how, before, cause))
-        sequence.phase = after
+        sequence.phase = after = self.history.step(SEQUENCE_MOVES, sequence.sequence, how, before, cause)
         holders = self.holders[sequence.version]
         if before is SequencePhase.LIVE:
             holders.remove(sequence.sequence)
@@ -292,5 +291,4 @@ class LeaderState:
 
     def move_executor(self, executor: Executor, how: str, cause: str) -> None:
         """Changes the phase of an executor by the table."""
-        after = self.history.step(EXECUTOR_MOVES, executor.executor, how, executor.phase, cause)
-        executor.phase = ExecutorPhase(after)
+        executor.phase = self.history.step(EXECUTOR_MOVES, executor.executor, how, executor.phase, cause)
