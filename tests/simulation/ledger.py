@@ -305,6 +305,10 @@ class Ledger:
         if journal.get(b"run") != b"%b.%d" % (birth, start) or journal[b"n"] != b"%d" % last:
             self.story.violate(f"{step.sequence} step {step.step} of {start}: is not in the journal {sorted(journal)}")
             return
+        own = {b"%b:%d" % (kind, n) for n in range(start, last + 1) for kind in (b"i", b"o")}
+        if others := {name for name in journal if b":" in name} ^ own:
+            self.story.violate(f"{step.sequence}: its journal of {start} to {last} has other steps: {sorted(others)}")
+            return
         for n in range(start, last + 1):
             asked, reply = decode_infer(journal[b"i:%d" % n]), decode_reply(journal[b"o:%d" % n])
             given = value_of(reply.outputs[0]) if reply.outputs else None
