@@ -7,6 +7,7 @@ Scripts run atomically in Redis. The header of each `.lua` file describes its ke
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain
@@ -348,11 +349,14 @@ class Scripts(ScriptSender):
     def reopen(
         self, sequence: SequenceId, exported: ExportedSequence, *, idle_ms: int, live_max: int, pageable: bool
     ) -> Call[ReopenCode]:
-        """Makes an open sequence from an exported one. live_max: as of `submit`; pageable: whether it may be paged"""
+        """Makes an open sequence from an exported one. Safe to repeat.
+
+        live_max  as of `submit`; pageable: whether it may be paged
+        """
         hashes = (exported.record, exported.journal, exported.checkpoint)
         record, journal, checkpoint = ([*chain.from_iterable(fields.items())] for fields in hashes)
         about = (exported.version, idle_ms, live_max, int(pageable), exported.last_step, exported.start_step)
-        args = [*about, len(record), *record, len(journal), *journal, *checkpoint]
+        args = [*about, uuid.uuid4().hex, len(record), *record, len(journal), *journal, *checkpoint]
         return Call("reopen", self._keys.records([sequence]), args, ReopenCode)
 
     def count(self, counts: Sequence[tuple[ModelLoad, bytes]], *, shard: ShardId) -> Call[int]:

@@ -350,6 +350,8 @@ class Fuzz:
         call = self.scripts.reopen(copy, exported, idle_ms=IDLE_MS, live_max=10, pageable=pageable)
         code = self.run(call)
         self.tell(f"an operator copies {origin} to {copy}: {code.name}")
+        if (again := self.run(call)) is not code:
+            self.truth.violate(f"{copy}: {code.name} as a copy of {origin}, and {again.name} when that is sent again")
         self.truth.imported(life, copy, code, pageable=pageable, with_journal=with_journal)
 
     def is_whole(self, sequence: SequenceId) -> bool:

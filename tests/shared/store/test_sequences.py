@@ -23,7 +23,7 @@ from shared.store.connections.redis_client import redis_now_ms
 from shared.store.exported import HEAD, ExportedSequence, from_file, to_file
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
-from shared.store.script_values import StepOutcome
+from shared.store.script_values import ReopenCode, StepOutcome
 from shared.store.sequence_status import SequenceStatus, Wanted
 from shared.store.sequences import READ_AT_ONCE, Sequences, StateSizes
 from tests.scripted_mesh import IDLE_MS, STATE, ScriptedMesh
@@ -396,6 +396,23 @@ class TestExport:
         for taken in (7, 8):
             with pytest.raises(NotDoneError, match=f"^{taken} has an open sequence"):
                 await sequences.reopen(mesh.sequence(taken), exported)
+
+    async def test_an_opening_that_is_sent_again_finds_its_own_sequence(
+        self, mesh: ScriptedMesh, sequences: Sequences
+    ) -> None:
+        """Its first answer was lost, and its caller would have been told that another one has the id."""
+        await live(mesh, 7, ALICE, steps=2)
+        exported = await sequences.export(mesh.sequence(7))
+        first, other = (
+            mesh.scripts.reopen(mesh.sequence("copy"), exported, idle_ms=IDLE_MS, live_max=10, pageable=True)
+            for _ in range(2)
+        )
+
+        codes = [await mesh.scripts.run(call) for call in (first, first, other)]
+        await mesh.submit(mesh.submission("copy", ONE))
+
+        assert [ReopenCode.DONE, ReopenCode.DONE, ReopenCode.EXISTS] == codes
+        assert ReopenCode.EXISTS is await mesh.scripts.run(first), "it has gone on meanwhile"
 
     async def test_what_is_not_wholly_in_redis_stays(self, mesh: ScriptedMesh, sequences: Sequences) -> None:
         await live(mesh, 7, ALICE)
