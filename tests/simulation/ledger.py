@@ -18,7 +18,7 @@ scripts: it makes its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any
@@ -52,6 +52,8 @@ IDLE_SLACK_S = 0.05
 """The store's clock has milliseconds, and a deadline is looked at on its way."""
 
 Record = dict[bytes, bytes]
+Judge = Callable[[str, Any, list[Record], Any], None]
+"""What to make of a call: the executor that makes it, what the script is told, records before it, and the outcomes."""
 
 
 @dataclass
@@ -72,10 +74,10 @@ class Life:
 
 @dataclass(frozen=True)
 class Seen:
-    """A call that is on its way. look: what to remember of the store before it, and judge: what to make of it then."""
+    """A call that is on its way. before: its sequences' records before it; after: what to make of it then"""
 
-    before: Callable[[], Any]
-    after: Callable[[Any, Any], None]
+    before: Callable[[], list[Record]]
+    after: Callable[[list[Record], Any], None]
     read: Callable[[Any], Any]
 
 
@@ -106,7 +108,7 @@ class Ledger:
     def run(self, store: Store, source: bytes, name: bytes, keys: Args, args: Args) -> Reply:
         """Runs a script for the store, and looks at it."""
         seen = self._calls.get((tuple(keys), tuple(args)))
-        before = seen.before() if seen else None
+        before = seen.before() if seen else []
         reply = run_script(store, source, name, keys, args)
         if seen:
             seen.after(before, seen.read(reply))
@@ -115,81 +117,38 @@ class Ledger:
     @contextmanager
     def watching(self) -> Generator[None]:
         """While it lasts, the calls that processes make are known here by what they mean."""
-        submit, commit, assign, expire = Scripts.submit, Scripts.commit, Scripts.assign, Scripts.expire
-        page, answers, reclaim = Scripts.page, Scripts.answers, Scripts.reclaim
-        reload, reject = Scripts.reload, Scripts.reject
-
-        def seen_submit(scripts: Scripts, steps: Sequence[Submission], **where: Any) -> Call[Any]:
-            call = submit(scripts, steps, **where)
-            return self._note(call, lambda: None, lambda _, outcomes: self._submitted(steps, outcomes))
-
-        def seen_commit(scripts: Scripts, steps: Sequence[StepCommit], **where: Any) -> Call[Any]:
-            call = commit(scripts, steps, **where)
-            executor = str(where["executor"])
-            return self._note(
-                call,
-                lambda: [self._record(step.sequence) for step in steps],
-                lambda records, codes: self._committed(executor, steps, records, codes),
-            )
-
-        def seen_answers(
-            scripts: Scripts, steps: Sequence[StepAnswers], executor: ExecutorId, **more: Any
-        ) -> Call[Any]:
-            call = answers(scripts, steps, executor, **more)
-            return self._note(
-                call,
-                lambda: [self._record(step.sequence) for step in steps],
-                lambda records, written: self._answered(executor, steps, records, written),
-            )
-
-        def seen_assign(scripts: Scripts, assignments: Sequence[Any], **where: Any) -> Call[Any]:
-            call = assign(scripts, assignments, **where)
-            return self._note(call, lambda: None, lambda _, epochs: self._assigned(assignments, epochs))
-
-        def seen_expire(scripts: Scripts, sequences: Sequence[SequenceId], **where: Any) -> Call[Any]:
-            call = expire(scripts, sequences, **where)
-            return self._note(
-                call,
-                lambda: [self._record(sequence) for sequence in sequences],
-                lambda records, ended: self._expired(sequences, records, ended),
-            )
-
-        def seen_page(scripts: Scripts, owned: Sequence[tuple[SequenceId, Epoch]], **where: Any) -> Call[Any]:
-            call = page(scripts, owned, **where)
-            executor = str(where["executor"])
-            return self._note(call, lambda: None, lambda _, paged: self._left(executor, owned, paged))
-
-        def seen_reload(scripts: Scripts, sequences: Sequence[SequenceId], **where: Any) -> Call[Any]:
-            return self._note(reload(scripts, sequences, **where), lambda: None, lambda _, __: self._reclaimed())
-
-        def seen_reject(scripts: Scripts, rejections: Sequence[Rejection], **where: Any) -> Call[Any]:
-            call = reject(scripts, rejections, **where)
-            return self._note(
-                call,
-                lambda: [self._record(one.sequence) for one in rejections],
-                lambda records, refused: self._rejected(rejections, records, refused),
-            )
-
-        def seen_reclaim(scripts: Scripts, executor: ExecutorId, **where: Any) -> Call[Any]:
-            return self._note(reclaim(scripts, executor, **where), lambda: None, lambda _, __: self._reclaimed())
-
-        with (
-            patch.object(Scripts, "answers", seen_answers),
-            patch.object(Scripts, "reclaim", seen_reclaim),
-            patch.object(Scripts, "reload", seen_reload),
-            patch.object(Scripts, "reject", seen_reject),
-            patch.object(Scripts, "page", seen_page),
-            patch.object(Scripts, "submit", seen_submit),
-            patch.object(Scripts, "commit", seen_commit),
-            patch.object(Scripts, "assign", seen_assign),
-            patch.object(Scripts, "expire", seen_expire),
-        ):
+        judges: dict[str, Judge] = {
+            "submit": lambda _, steps, __, outcomes: self._submitted(steps, outcomes),
+            "commit": self._committed,
+            "answers": self._answered,
+            "assign": lambda _, assignments, __, epochs: self._assigned(assignments, epochs),
+            "expire": lambda _, sequences, records, ended: self._expired(sequences, records, ended),
+            "page": lambda executor, owned, _, paged: self._left(executor, owned, paged),
+            "reload": self._reclaimed,
+            "reclaim": self._reclaimed,
+            "reject": lambda _, rejections, records, refused: self._rejected(rejections, records, refused),
+        }
+        with ExitStack() as stack:
+            for script, judge in judges.items():
+                stack.enter_context(patch.object(Scripts, script, self._watched(getattr(Scripts, script), judge)))
             yield
 
-    def _note(self, call: Call[Any], before: Callable[[], Any], after: Callable[[Any, Any], None]) -> Call[Any]:
-        name = tuple(map(_wire, call.keys)), tuple(map(_wire, call.args))
-        self._calls[name] = Seen(before, after, call.read)
-        return call
+    def _watched(self, make: Callable[..., Call[Any]], judge: Judge) -> Callable[..., Call[Any]]:
+        """In the place of a method of `Scripts`. make: that method"""
+
+        def made(scripts: Scripts, told: Any, *executor: ExecutorId, **where: Any) -> Call[Any]:
+            call = make(scripts, told, *executor, **where)
+            caller = next(iter(executor), where.get("executor", ""))
+            sequences = [] if isinstance(told, str) else list(map(_sequence_of, told))
+            name = tuple(map(_wire, call.keys)), tuple(map(_wire, call.args))
+            self._calls[name] = Seen(
+                lambda: [self._record(sequence) for sequence in sequences],
+                lambda records, outcomes: judge(caller, told, records, outcomes),
+                call.read,
+            )
+            return call
+
+        return made
 
     def _record(self, sequence: SequenceId) -> Record:
         value = self.store.value(self.keys.sequence(sequence).record.encode())
@@ -403,7 +362,7 @@ class Ledger:
                 if life := self._lives.get((sequence, record.get(b"bn", b""))):
                     life.over_at = self._now_s()
 
-    def _reclaimed(self) -> None:
+    def _reclaimed(self, *_: object) -> None:
         """A sequence between two steps is over if only its lost executor had its state."""
         for (sequence, birth), life in self._lives.items():
             record = self._record(sequence)
@@ -447,6 +406,11 @@ class Ledger:
         for life in lives[-1:]:
             if life.over_at is None or now - life.over_at < self._tombstone_s - IDLE_SLACK_S:
                 self.story.violate(f"{sequence}: never seen, although {life.committed} steps of it were committed")
+
+
+def _sequence_of(told: Any) -> SequenceId:
+    """What a script is told of one sequence is its id, begins with that, or has it as a field."""
+    return SequenceId(told) if isinstance(told, str) else told.sequence if hasattr(told, "sequence") else told[0]
 
 
 def _wire(value: Any) -> bytes:
