@@ -230,6 +230,14 @@ async def test_an_executor_that_leaves_already_is_not_offered_for_draining(visit
     await expect(page.get_by_role("button", name="Drain executor-1")).to_have_count(0)
 
 
+async def test_the_buttons_of_an_executor_stand_side_by_side_on_a_small_phone(visit: Visit, console: str) -> None:
+    page = await visit(console)
+    await page.set_viewport_size({"width": 360, "height": 800})
+
+    places = [await page.get_by_role("button", name=f"{word} executor-1").bounding_box() for word in ("Drain", "Kill")]
+    assert 1 == len({place["y"] for place in places if place is not None})
+
+
 async def test_who_kills_an_executor_with_more_sequences_than_are_followed_is_not_told_that_it_had_none(
     visit: Visit, console: str
 ) -> None:

@@ -133,9 +133,11 @@ function ExecutorCard({ one, view, killed, kill, drain, undrain }: CardProps) {
         <span class={`badge ${tone}`}>
           <span aria-hidden="true">{glyph}</span> {!one.drained ? word : one.state === "leaving" ? "draining" : `${word}, drained`}
         </span>
-        {drain && <button class="small" onClick={drain} aria-label={`Drain ${one.name}`}>Drain</button>}
-        {undrain && <button class="small" onClick={undrain} aria-label={`Let ${one.name} serve again`}>Serve again</button>}
-        {kill && <button class="danger-quiet" onClick={kill} aria-label={`Kill ${one.name}`}>Kill</button>}
+        <div class="buttons">
+          {drain && <button class="small" onClick={drain} aria-label={`Drain ${one.name}`}>Drain</button>}
+          {undrain && <button class="small" onClick={undrain} aria-label={`Let ${one.name} serve again`}>Serve again</button>}
+          {kill && <button class="danger-quiet" onClick={kill} aria-label={`Kill ${one.name}`}>Kill</button>}
+        </div>
       </div>
       <p class="facts">
         process {one.pid} on {one.host}, up {duration(view.at_ms - one.started_ms)}, machine {percent(one.cpu)} CPU, {percent(one.memory)} memory
