@@ -65,8 +65,7 @@ def made_tensor(one: Input, shapes: Mapping[str, Sequence[int]], chance: np.rand
         raise click.UsageError(f"input {one.name} has dimensions of any size: give --shape {one.name}:N,...")
     if one.datatype == "BYTES":
         return from_numpy(one.name, np.full(shape, b"a", dtype=np.object_))
-    has_fraction = one.datatype.startswith(("FP", "BF"))
-    return encoded(one, chance.random(shape) if has_fraction else chance.integers(0, 2, shape))
+    return encoded(one, chance.random(shape) if has_fraction(one) else chance.integers(0, 2, shape))
 
 
 def fitted(one: Input, sizes: Sequence[int]) -> tuple[int, ...]:
@@ -78,13 +77,20 @@ def fitted(one: Input, sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def encoded(one: Input, numbers: NDArray[Any]) -> Tensor:
-    """The input's tensor of these numbers."""
-    if one.datatype == "BF16":
-        # The upper half of the FP32 number.
-        values = (numbers.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
-    else:
-        values = numbers.astype(NUMPY_TYPE[one.datatype])
+    """The input's tensor of these numbers. Raises ValueError for numbers that its type does not have."""
+    with np.errstate(all="ignore"):
+        if one.datatype == "BF16":
+            # The upper half of the FP32 number.
+            values = (numbers.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+        else:
+            values = numbers.astype(NUMPY_TYPE[one.datatype])
+    if not has_fraction(one) and not np.array_equal(values, numbers):
+        raise ValueError(f"input {one.name} has numbers that {one.datatype} does not have")
     return from_numpy(one.name, values, one.datatype)
+
+
+def has_fraction(one: Input) -> bool:
+    return one.datatype.startswith(("FP", "BF"))
 
 
 def read_sequences(path: Path, inputs: Sequence[Input]) -> list[list[Step]]:
@@ -98,7 +104,7 @@ def read_sequences(path: Path, inputs: Sequence[Input]) -> list[list[Step]]:
             [step_of(step, inputs) for step in (cast("list[Any]", entry) if isinstance(entry, list) else [entry])]
             for entry in entries
         ]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         reason = f"the field {error} is missing" if isinstance(error, KeyError) else error
         raise click.UsageError(f"--input-data {path}: not in the form of perf_analyzer ({reason})") from error
     if not found or not all(found):
