@@ -29,7 +29,7 @@ from deploy.local.terminal import styled
 from deploy.operate import diagnoses
 from deploy.operate.diagnoses import Diagnosis, ServerFacts, Severity
 from deploy.operate.operating import OperatedMesh, connected, found_mesh, located
-from deploy.operate.settings import OperatorSettings, operator_command
+from deploy.operate.settings import OperatorSettings, escaped, operator_command
 from shared.settings import parse_settings
 from shared.store.commands import Redis
 from shared.store.company import services
@@ -75,10 +75,10 @@ def report(found: list[Diagnosis]) -> str:
     lines: list[str] = []
     for one in found:
         severity = styled(f"{one.severity:<4}", fg=COLOURS[one.severity])
-        lines.append(f"{severity}  {one.subject:<{width}}  {one.text}")
+        lines.append(f"{severity}  {one.subject:<{width}}  {escaped(one.text)}")
         if one.remedy:
-            # The reason why a model is not loaded may have several lines.
-            remedy = textwrap.indent(one.remedy.strip(), " " * (width + 11)).lstrip()
+            # The reason why a model is not loaded is the model's own: it may have several lines, and any characters.
+            remedy = textwrap.indent(escaped(one.remedy.strip()), " " * (width + 11)).lstrip()
             lines.append(f"{'':<{width + 8}}-> {remedy}")
     bad = [sum(one.severity is severity for one in found) for severity in (Severity.FAIL, Severity.WARN)]
     return "\n".join([*lines, "", f"{len(found)} diagnoses: {bad[0]} failed, {bad[1]} to look at"])

@@ -313,3 +313,9 @@ def test_a_remedy_of_several_lines_stays_below_its_finding() -> None:
     assert ["               -> SyntaxError", "", "                  At:", "                    model.py(5)"] == (
         text.splitlines()[1:5]
     )
+
+
+def test_the_terminal_obeys_nothing_that_a_model_says() -> None:
+    text = report([Diagnosis(Severity.FAIL, "model a", "is not loaded", "boom \x1b[2J \x07")])
+
+    assert "               -> boom \\x1b[2J \\x07" == text.splitlines()[1]
