@@ -7,9 +7,10 @@ import os
 import socket
 
 import click
+import msgspec
 
 from deploy.operate.operating import found_mesh
-from deploy.operate.settings import OperatorSettings, operator_command
+from deploy.operate.settings import JSON, OperatorSettings, operator_command
 from shared.stored_settings import ChangedSettings, StoredSettings
 
 HELP = """What was changed in the logging and tracing of a running mesh, and by whom.
@@ -20,12 +21,13 @@ process was started with.
 """
 
 
-async def run(settings: OperatorSettings, *, reset: bool) -> None:
+async def run(settings: OperatorSettings, *, reset: bool, as_json: bool) -> None:
     async with found_mesh(settings) as mesh:
         stored = StoredSettings(mesh.redis, mesh.keys)
         if reset:
             await stored.reset(f"{user()} on {socket.gethostname()} (seqmesh settings --reset)")
-        click.echo(described(await stored.read()))
+        changes = await stored.read()
+        click.echo(msgspec.json.encode(changes) if as_json else described(changes))
 
 
 def user() -> str:
@@ -45,5 +47,5 @@ def described(changes: ChangedSettings) -> str:
 
 
 command = operator_command(
-    "settings", HELP, run, [click.Option(["--reset"], is_flag=True, help="Take every change back.")]
+    "settings", HELP, run, [click.Option(["--reset"], is_flag=True, help="Take every change back."), JSON]
 )

@@ -181,11 +181,24 @@ async def test_settings_are_taken_back_by_a_user_whom_the_system_does_not_know(
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(os, "getuid", lambda: 54321)
 
-    await runtime_settings.run(OperatorSettings(redis_url=redis_url, key_prefix=key_prefix), reset=True)
+    await runtime_settings.run(OperatorSettings(redis_url=redis_url, key_prefix=key_prefix), reset=True, as_json=False)
 
     changes = await stored.read()
     assert {} == changes.traces
     assert changes.by["traces"].startswith("user 54321 on ")
+
+
+async def test_changed_settings_are_shown_as_json(
+    redis: AsyncRedis, redis_url: str, key_prefix: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stored = StoredSettings(redis, await join_mesh(redis, key_prefix, 1))
+    await stored.change_logs({"log_verbose_level": 1})
+    await stored.change_traces("counter", {"trace_rate": 5})
+
+    await runtime_settings.run(OperatorSettings(redis_url=redis_url, key_prefix=key_prefix), reset=False, as_json=True)
+
+    shown = json.loads(capsys.readouterr().out)
+    assert {"logs": {"log_verbose_level": 1}, "traces": {"counter": {"trace_rate": 5}}, "by": {}} == shown
 
 
 @pytest.fixture
