@@ -23,17 +23,9 @@ from benchmarks.command import bench
 from benchmarks.memory import main as memory
 from benchmarks.scripts import main as scripts
 from benchmarks.soak import soak
-from deploy import cli
-from deploy.analyze.command import analyze
-from deploy.chaos.command import chaos
-from deploy.console.settings import ConsoleSettings
-from deploy.demo.command import demo
+from deploy.cli import LazyCommand, main
 from deploy.demo.vad.command import vad
-from deploy.operate import doctor, drain, reshard, runtime_settings, sequences, tenants
-from executor.settings import ExecutorSettings
-from gateway.settings import GatewaySettings
-from scheduler.settings import SchedulerSettings
-from shared.settings import installed_variables, settings_command
+from shared.settings import installed_variables
 from tests.markdown_pages import ROOT
 
 MAKEFILE = (ROOT / "Makefile").read_text()
@@ -51,37 +43,14 @@ SHELL = {".": 1, "cd": 1, "mkdir": 1}
 """Words of the shell, and how many arguments they take here."""
 
 
-def services() -> dict[str, click.Command]:
-    """The commands that run one service."""
-    settings = {
-        "gateway": GatewaySettings,
-        "scheduler": SchedulerSettings,
-        "executor": ExecutorSettings,
-        "console": ConsoleSettings,
-    }
-    return {name: settings_command(kind, print, name=name, help="") for name, kind in settings.items()}
-
-
 SEQMESH: Mapping[str, click.Command] = {
-    **services(),
-    "up": cli.main.commands["up"],
-    "trace": cli.main.commands["trace"],
-    "version": cli.main.commands["version"],
-    "doctor": doctor.command,
-    "drain": drain.command,
-    "seq": sequences.command,
-    "reshard": reshard.command,
-    "settings": runtime_settings.command,
-    "tenants": tenants.command,
-    "demo": demo,
+    **{name: one.real() if isinstance(one, LazyCommand) else one for name, one in main.commands.items()},
     "demo vad": vad,
-    "analyze": analyze,
-    "chaos": chaos,
 }
 MODULES: Mapping[str, click.Command] = {"benchmarks.memory": memory, "benchmarks.scripts": scripts}
 MAKE_VARIABLES: Mapping[str, click.Command | str] = {
     "UP": SEQMESH["up"],
-    "CHAOS": chaos,
+    "CHAOS": SEQMESH["chaos"],
     "BENCH": bench,
     "SOAK": soak,
     "SIM": "tests.simulation",

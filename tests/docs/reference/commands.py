@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 
 import click
 
-from deploy.cli import LAZY_COMMANDS, main
+from deploy.cli import LazyCommand, main
 from deploy.demo.vad.command import vad
 from shared.settings import SettingOption
 from tests.docs.reference.markdown import code, help_text, page, table, text
@@ -45,9 +43,11 @@ def section(name: str, command: click.Command) -> str:
     """One command: its help, and its options unless they stand among the settings."""
     title = f"### `seqmesh {name}`"
     summary = text(command.help or "")
-    found = behind(name) or (None if name in LAZY_COMMANDS else command)
-    if found is None:
+    if not isinstance(command, LazyCommand):
+        return of_click(name, command, summary)
+    if name in ORDER:
         return f"{title}\n\n{summary} Its flags: [settings](settings.md#seqmesh-{name})."
+    found = command.real()
     if isinstance(found, click.Group):
         own = [of_click(f"{name} {each}", command, command.help or "") for each, command in found.commands.items()]
         return "\n\n".join([title, help_text(found.help or summary), *own])
@@ -73,24 +73,6 @@ def of_click(name: str, found: click.Command, summary: str) -> str:
     if name in ORDER:
         parts.append(f"All other flags: [settings](settings.md#seqmesh-{name}).")
     return "\n\n".join(parts)
-
-
-def behind(name: str) -> click.Command | None:
-    """The click command of one that is imported when it is called; None where it is a service's."""
-    module, _ = LAZY_COMMANDS.get(name, ("", ""))
-    for place in (module, f"{module}.command"):
-        if module and not module.endswith("__main__") and _exists(place):
-            for value in vars(import_module(place)).values():
-                if isinstance(value, click.Command) and value.name == name:
-                    return value
-    return None
-
-
-def _exists(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False
 
 
 def option_text(record: str) -> str:

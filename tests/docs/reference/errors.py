@@ -66,7 +66,11 @@ EXITS = (
     ("every command", EXIT_INTERRUPTED, "Ctrl-C ended it, unless a line below says more of it."),
     ("`seqmesh up`", 1, "The mesh could not begin, or was given up before it was ready once."),
     ("`seqmesh up`", 0, "Stopped as it was told."),
-    ("`seqmesh drain`, `seq`, `tenants`, `settings`", 1, "It could not be done; the message says what to do instead."),
+    (
+        "`seqmesh drain`, `seq`, `tenants`, `settings`, `reshard`, `new`",
+        1,
+        "It could not be done; the message says what to do instead.",
+    ),
     ("`seqmesh seq replay`", 1, "An answer is different. 2: nothing could be compared."),
     ("`seqmesh doctor`", 1, "Something fails; the report names the remedy."),
     ("`... healthcheck`, `livecheck`", 1, "The process of that name does not live; the message says why."),

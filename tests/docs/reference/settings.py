@@ -8,6 +8,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal
 
+from deploy.cli import LAZY_COMMANDS
 from deploy.operate.settings import OperatorSettings
 from shared.contract.locations import ModelLocation
 from shared.settings import (
@@ -24,7 +25,7 @@ from tests.docs.reference.markdown import code, page, table, text
 
 HEAD = ("Flag and variable", "Type", "Unit", "Default", "Bounds", "Meaning")
 ORDER = ("gateway", "scheduler", "executor", "up", "console")
-OPERATING = ("drain", "seq", "settings")
+OPERATING = [name for name, (module, _) in LAZY_COMMANDS.items() if module.startswith("deploy.operate.")]
 INTRO = """
 A setting `http_port` is the flag `--http-port` and the environment variable `SEQMESH_HTTP_PORT`. The flag wins over the
 variable, the variable over the default. A variable that begins with `SEQMESH_` and belongs to no service is refused.
