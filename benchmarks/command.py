@@ -9,7 +9,7 @@ import platform
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -29,6 +29,7 @@ from benchmarks.takeover import measure_takeovers
 from benchmarks.triton import Triton, running_triton
 from benchmarks.usage import Meter
 from benchmarks.workloads import LstmScripts, RunningSums, is_lstm
+from shared.settings import NumberRange
 
 HELP = """Closed-loop load on a mesh that is started for it: throughput, latency, and what a step costs.
 
@@ -85,41 +86,34 @@ class MeasurementPlan:
                             yield server, Cell(server.label, model, protocol, concurrency)
 
 
-class NumberList(click.ParamType[list[int]]):
+def numbers(text: str) -> list[int]:
     """Positive numbers with commas between them."""
-
-    name = "numbers"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
-        parts = str(value).split(",")
-        if not all(part.strip().isdigit() and int(part) > 0 for part in parts):
-            self.fail(f"{value!r} is not a list of positive numbers such as 1,8,32", param, ctx)
-        return [int(part) for part in parts]
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+        raise click.BadParameter(f"{text!r} is not a list of positive numbers such as 1,8,32")
+    return [int(part) for part in parts]
 
 
-class ChoiceList(click.ParamType[list[str]]):
-    """Some of the choices, with commas between them."""
+def choices(known: Sequence[str]) -> Callable[[str], list[str]]:
+    """Reads some of the known words, with commas between them."""
 
-    name = "choices"
-
-    def __init__(self, choices: Sequence[str]) -> None:
-        self._choices = choices
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> list[str]:
-        chosen = str(value).split(",")
+    def read(text: str) -> list[str]:
+        chosen = text.split(",")
         for one in chosen:
-            if one not in self._choices:
-                self.fail(f"{one!r} is none of {', '.join(self._choices)}", param, ctx)
+            if one not in known:
+                raise click.BadParameter(f"{one!r} is none of {', '.join(known)}")
         return chosen
+
+    return read
 
 
 @click.command("bench", help=HELP, context_settings={"max_content_width": 110})
 @click.option("--quick", is_flag=True, help="A smoke test in about a minute: concurrency 1 and 32, a second each.")
-@click.option("--models", type=ChoiceList(ALL_MODELS), metavar="A,B", help="Models. [default: accumulate,lstm_512]")
-@click.option("--protocols", type=ChoiceList(PROTOCOLS), default=",".join(PROTOCOLS), show_default=True, metavar="A,B")
-@click.option("--concurrency", type=NumberList(), metavar="N,N", help=f"Sequences at once. [default: {CONCURRENCIES}]")
-@click.option("--seconds", type=click.FloatRange(0.1), metavar="S", help="Length of each cell's window. [default: 4]")
-@click.option("--warmup", type=click.FloatRange(0), default=0.7, show_default=True, metavar="S", help="Load before it.")
+@click.option("--models", type=choices(ALL_MODELS), metavar="A,B", help="Models. [default: accumulate,lstm_512]")
+@click.option("--protocols", type=choices(PROTOCOLS), default=",".join(PROTOCOLS), show_default=True, metavar="A,B")
+@click.option("--concurrency", type=numbers, metavar="N,N", help=f"Sequences at once. [default: {CONCURRENCIES}]")
+@click.option("--seconds", type=NumberRange(0.1), metavar="S", help="Length of each cell's window. [default: 4]")
+@click.option("--warmup", type=NumberRange(0), default=0.7, show_default=True, metavar="S", help="Load before it.")
 @click.option("--rounds", type=click.IntRange(1), metavar="N", help="How often. [default: 1; with --triton 3]")
 @click.option("--executors", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="Of the mesh.")
 @click.option(
@@ -135,7 +129,7 @@ class ChoiceList(click.ParamType[list[str]]):
     metavar="N",
     help="Measure steps by how many sequences are live instead, up to so many, e.g. 100000.",
 )
-@click.option("--slots", type=NumberList(), metavar="N,N", help="With --paging: slots. [default: enough, and a tenth]")
+@click.option("--slots", type=numbers, metavar="N,N", help="With --paging: slots. [default: enough, and a tenth]")
 @click.option("--dial", is_flag=True, help="Measure what recovery costs instead, by checkpoint interval and otherwise.")
 @click.option(
     "--engine",

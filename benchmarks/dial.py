@@ -32,8 +32,7 @@ import uvloop
 from redis import Redis
 
 from benchmarks.clients import Addresses, BenchClient, LoadSession, StepError, client_for
-from benchmarks.dial_figures import Turn, checkpointed, one_line, summary, table
-from benchmarks.dial_positions import Setting, settings
+from benchmarks.dial_figures import Setting, Turn, checkpointed, one_line, settings, summary, table
 from benchmarks.load import LoadRun, new_sequence_ids
 from benchmarks.servers import mesh_of
 from benchmarks.usage import Meter, Reading

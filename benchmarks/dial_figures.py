@@ -1,13 +1,36 @@
-"""The figures of the recovery dial: medians, and their table. Pure."""
+"""The recovery dial: its positions, which are settings that are measured side by side, and their figures. Pure."""
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from benchmarks.dial_positions import settings
-from benchmarks.results import markdown
+from benchmarks.results import markdown, medians
+
+INTERVALS = (1, 2, 4, 8, 16, 32)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One position of the dial. source: file of its model; recovers: whether its sequences outlive their executor."""
+
+    name: str
+    source: str
+    parameters: dict[str, str]
+    recovers: bool = True
+
+    @property
+    def interval(self) -> int:
+        """The checkpoint interval in steps; only for a setting with checkpoints."""
+        return int(self.parameters.get("checkpoint_interval", "1"))
+
+
+def settings() -> list[Setting]:
+    """All positions of the dial."""
+    every = [Setting(f"declared_{n}", "declared", {"checkpoint_interval": str(n)}) for n in INTERVALS]
+    handed = [Setting(f"methods_{n}", "handed", {"checkpoint_interval": str(n)}) for n in (1, 8)]
+    replay = Setting("replay", "kept", {"sequence_recovery": "replay"})
+    return [*every, *handed, replay, Setting("nothing", "kept", {"sequence_recovery": "none"}, recovers=False)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,23 +45,8 @@ class Turn:
 
 def summary(turns: Sequence[Turn]) -> list[Turn]:
     """The medians of each setting's figures, in the order of the dial."""
-    by_setting: dict[str, list[Turn]] = {}
-    for turn in turns:
-        by_setting.setdefault(turn.setting, []).append(turn)
-    return [
-        Turn(
-            name,
-            statistics.median(turn.steps_per_s for turn in group),
-            statistics.median(turn.redis_bytes for turn in group),
-            _median([turn.takeover_ms for turn in group if turn.takeover_ms is not None]),
-        )
-        for name in (setting.name for setting in settings())
-        if (group := by_setting.get(name))
-    ]
-
-
-def _median(values: Sequence[float]) -> float | None:
-    return statistics.median(values) if values else None
+    groups = ([turn for turn in turns if turn.setting == setting.name] for setting in settings())
+    return [medians(group) for group in groups if group]
 
 
 def one_line(turn: Turn) -> str:

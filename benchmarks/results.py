@@ -7,12 +7,18 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from benchmarks.clients import ProtocolName
 from benchmarks.load import Tally
 from benchmarks.usage import CLIENT, Meter, RedisCost, cpu_us_per_step, other_cores, redis_cost
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Figures = TypeVar("Figures", bound="DataclassInstance")
 
 QUIET_CORES = 0.15
 """A cell is marked as disturbed if other processes used more cores than this during it."""
@@ -103,6 +109,17 @@ def middle(rounds: Sequence[Result]) -> Result:
         errors=sum(result.errors for result in rounds),
         examples=dict(examples),
     )
+
+
+def medians(group: Sequence[Figures]) -> Figures:
+    """The first of a group, with the medians of all in the place of its figures. A figure of None is not known."""
+    figures: dict[str, float] = {}
+    for name in group[0].__dataclass_fields__:
+        values = [value for one in group if isinstance(value := getattr(one, name), int | float)]
+        if values:
+            middle = statistics.median(values)
+            figures[name] = round(middle) if isinstance(values[0], int) else middle
+    return dataclasses.replace(group[0], **figures)
 
 
 def table(results: Sequence[Result]) -> str:

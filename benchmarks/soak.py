@@ -26,6 +26,7 @@ from benchmarks.load import LoadRun, Tally, new_sequence_ids
 from benchmarks.servers import MeasuredServer, build_models, running_mesh
 from benchmarks.usage import family
 from benchmarks.workloads import RunningSums
+from shared.settings import NumberRange
 
 HELP = """Keeps a mesh under load for minutes and says whether it stayed whole.
 
@@ -105,7 +106,7 @@ def resident_bytes(process: psutil.Process) -> int:
 
 
 @click.command("soak", help=HELP, context_settings={"max_content_width": 110})
-@click.option("--minutes", type=click.FloatRange(0.05), default=10.0, show_default=True, metavar="M", help="How long.")
+@click.option("--minutes", type=NumberRange(0.05), default=10.0, show_default=True, metavar="M", help="How long.")
 @click.option(
     "--streams", type=click.IntRange(1), default=128, show_default=True, metavar="N", help="Sequences at once."
 )

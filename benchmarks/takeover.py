@@ -35,7 +35,7 @@ import uvloop
 
 from benchmarks.clients import LoadSession, client_for
 from benchmarks.dial import LEASE_MS, Dial, LongSums, write_model
-from benchmarks.dial_positions import settings
+from benchmarks.dial_figures import settings
 from benchmarks.takeover_figures import (
     AGED,
     Case,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.results import markdown
+from benchmarks.results import markdown, medians
 
 AGED = 8
 """Sequences of each age."""
@@ -45,32 +44,14 @@ class IdleTakeover:
 
 def summary(kills: Sequence[Takeover]) -> list[Takeover]:
     """The medians of each case."""
-    return [
-        Takeover(
-            case,
-            round(statistics.median(kill.taken for kill in kills if kill.case == case)),
-            statistics.median(kill.first_ms for kill in kills if kill.case == case),
-            statistics.median(kill.last_ms for kill in kills if kill.case == case),
-        )
-        for case in dict.fromkeys(kill.case for kill in kills)
-    ]
+    cases = dict.fromkeys(kill.case for kill in kills)
+    return [medians([kill for kill in kills if kill.case == case]) for case in cases]
 
 
 def idle_summary(idle: Sequence[IdleTakeover]) -> list[IdleTakeover]:
     """The medians of each number of sequences."""
-    medians: list[IdleTakeover] = []
-    for count in dict.fromkeys(kill.sequences for kill in idle):
-        group = [kill for kill in idle if kill.sequences == count]
-        medians.append(
-            IdleTakeover(
-                count,
-                round(statistics.median(kill.taken for kill in group)),
-                statistics.median(kill.first_ms for kill in group),
-                statistics.median(kill.second_ms for kill in group),
-                statistics.median(kill.neighbour_ms for kill in group),
-            )
-        )
-    return medians
+    counts = dict.fromkeys(kill.sequences for kill in idle)
+    return [medians([kill for kill in idle if kill.sequences == count]) for count in counts]
 
 
 def one_line(kill: Takeover) -> str:

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2 as untyped_model_config_pb2
 from tritonclient.grpc import service_pb2 as untyped_service_pb2
 
-from benchmarks import command, dial, dial_figures, dial_positions, paging, takeover, takeover_figures
+from benchmarks import command, dial, dial_figures, paging, takeover, takeover_figures
 from benchmarks.clients import PROTOCOLS, Addresses, RequestBytes, StepError, output_of, parse_head, varint
 from benchmarks.command import MeasurementPlan, bench
 from benchmarks.load import Tally
@@ -343,7 +343,7 @@ def test_a_small_run_finds_every_answer_right_and_writes_its_results(tmp_path: P
 
 def test_every_position_of_the_dial_is_a_model_that_loads_and_is_recovered_as_it_says(tmp_path: Path) -> None:
     recovered: dict[str, tuple[bool, bool]] = {}
-    for setting in dial_positions.settings():
+    for setting in dial_figures.settings():
         dial.write_model(tmp_path, setting)
         repository = ModelRepository([tmp_path], Devices())
         config = repository.load(setting.name).record.config
@@ -359,7 +359,7 @@ def test_the_dial_shows_medians_and_draws_them(tmp_path: Path) -> None:
     turns = [
         dial_figures.Turn(setting.name, 100.0 * turn, 10.0 * turn, 1000.0 + turn if setting.recovers else None)
         for turn in (1, 9, 2)
-        for setting in dial_positions.settings()
+        for setting in dial_figures.settings()
     ]
 
     dial.write(dial_figures.summary(turns), turns, tmp_path)
