@@ -93,7 +93,7 @@ def flatten(elements: list[Any]) -> list[Any]:
 
 
 def _walk(elements: list[Any]) -> Iterator[Any]:
-    """As `flatten`, where a list mixes arrays and elements. `check_depth` has bounded the recursion."""
+    """As `flatten`, where a list mixes arrays and elements. `parse` has bounded the recursion."""
     for element in elements:
         if isinstance(element, list):
             yield from _walk(cast("list[Any]", element))

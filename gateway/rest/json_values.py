@@ -84,7 +84,7 @@ def parse(text: bytes) -> Any:
             return _parse_large(text)
     document = _parse(text)
     if text.count(b"[") + text.count(b"{") > JSON_NESTING_MAX:
-        check_depth(document)
+        _put_in({}, [document])
     return document
 
 
@@ -93,8 +93,7 @@ def _parse_large(text: bytes) -> Any:
     rest, marks = _without(text, arrays)
     _check_values(rest)
     document = _parse(rest, place=partial(_place, arrays))
-    _put_in(marks, document)
-    check_depth(document)
+    _put_in(marks, [document])
     return document
 
 
@@ -119,18 +118,22 @@ def _place(arrays: Sequence[LongArray], position: int) -> int:
     return position
 
 
-def _put_in(marks: Mapping[str, LongArray], value: Any) -> None:
-    """Puts the arrays where their marks are. Nothing is so deep here that it could not recurse: orjson has read it."""
+def _put_in(marks: Mapping[str, LongArray], value: Json | list[Any], depth: int = 0) -> None:
+    """Puts the arrays where their marks are. Refuses nesting beyond the limit, and so recurses no further.
+
+    value  at this depth of the document, which itself is in a list
+    """
+    if depth > JSON_NESTING_MAX:
+        raise nesting_error()
     if isinstance(value, dict):
-        owner = cast("Json", value)
-        for key, inner in owner.items():
-            if isinstance(inner, str):
-                owner[key] = marks.get(inner, inner)
-            else:
-                _put_in(marks, inner)
-    elif isinstance(value, list):
-        for inner in cast("list[Any]", value):
-            _put_in(marks, inner)
+        for key, inner in value.items():
+            if isinstance(inner, str) and (array := marks.get(inner)) is not None:
+                if depth + array.depth > JSON_NESTING_MAX:
+                    raise nesting_error()
+                value[key] = array
+    for inner in value.values() if isinstance(value, dict) else value:
+        if isinstance(inner, list | dict):
+            _put_in(marks, cast("Json | list[Any]", inner), depth + 1)
 
 
 def _parse(text: bytes, begin: int = 0, place: Callable[[int], int] | None = None) -> Any:
@@ -215,22 +218,6 @@ def _broken(what: str, position: int) -> JsonError:
 
 def nesting_error() -> RequestError:
     return RequestError(f"JSON nesting depth exceeds maximum allowed limit ({JSON_NESTING_MAX})")
-
-
-def check_depth(document: Any) -> None:
-    """Refuses nesting beyond the limit. Goes level by level instead of recursing, so that it needs no deep stack."""
-    level: list[Any] = [document] if isinstance(document, (list, dict)) else []
-    for depth in range(1, JSON_NESTING_MAX + 1):
-        inner: list[Any] = []
-        for value in level:
-            items = cast("Json", value).values() if isinstance(value, dict) else value
-            inner += [item for item in items if isinstance(item, (list, dict))]
-            if any(depth + item.depth > JSON_NESTING_MAX for item in items if isinstance(item, LongArray)):
-                raise nesting_error()
-        if not inner:
-            return
-        level = inner
-    raise nesting_error()
 
 
 # -- members --------------------------------------------------------------------------------------------------------

@@ -112,6 +112,8 @@ def test_elements_are_not_copied_as_objects(datatype: str, make: Callable[[], li
         b"{1: 2}",
         b"[" * 99 + b"]" * 99,
         b"[" * 101 + b"]" * 101,
+        b"[" * 1_015 + b"]" * 1_015,
+        b'{"a":' * 101 + b"1" + b"}" * 101,
         b"[" * 5_000 + b"]" * 5_000,
     ],
 )
