@@ -34,8 +34,9 @@ CHANNEL_OPTIONS = (
     # Clients of one process share no connection: what breaks one leaves the others alone.
     ("grpc.use_local_subchannel_pool", 1),
 )
-GATEWAY = re.compile(r"[^/\s]+|(dns|unix|unix-abstract|vsock|xds):\S+")
-"""host:port, or an address with one of gRPC's own schemes. gRPC would look for any other text as the name of a host."""
+GATEWAY = re.compile(r"(\[[^/\s]+\]|[^:/\[\]\s]+):[0-9]+|(dns|ipv4|ipv6|unix|unix-abstract|vsock|xds):\S+")
+"""host:port, or an address with one of gRPC's own schemes. gRPC would take any other text for the name of a host, and
+look for one without a port at 443."""
 PORT = re.compile(r"(?!unix|vsock).*:([0-9]+)")
 MAX_PORT = 65535
 HEADER_NAME = re.compile(r"[0-9a-z_.-]+")
