@@ -41,7 +41,7 @@ def refuse_restricted(opening: Opening, restrictions: Mapping[str, Restriction])
     if restriction is None:
         return
     key = KEY_PREFIX + restriction.key
-    if not restriction.is_met(str(value) for name, value in opening.metadata if name == key):
+    if not restriction.is_met(value for name, value in opening.metadata if name == key):
         raise UnavailableError(f"This protocol is restricted, expecting header '{key}'")
 
 

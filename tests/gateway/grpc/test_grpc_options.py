@@ -169,6 +169,15 @@ async def test_calls_and_streams_and_health_are_restricted_by_category(
         assert (await stub.ServerMetadata(pb.ServerMetadataRequest())).name, "what is not restricted needs no key"
 
 
+async def test_a_key_whose_values_are_bytes_opens_what_it_restricts(
+    serving: Callable[[GatewaySettings], Running],
+) -> None:
+    settings = replace(SETTINGS, grpc_restricted_protocol=("metadata:key-bin=secret",))
+    key = (("triton-grpc-protocol-key-bin", b"secret"),)
+    async with serving(settings) as server, grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        assert (await stub_of(channel).ServerMetadata(pb.ServerMetadataRequest(), metadata=key)).name
+
+
 # -- metadata as parameters -------------------------------------------------------------------------------------------
 
 
