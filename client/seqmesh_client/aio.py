@@ -134,7 +134,7 @@ class AsyncClient(GatewayChannels[grpc.aio.Channel]):
             return await method(wish.message, timeout=max(0.0, wish.until - time.monotonic()), metadata=self.headers)
 
 
-class AsyncSequence(OneSequence):
+class AsyncSequence(OneSequence[AsyncClient]):
     """A sequence of steps of one model, as a context manager. Its calls come one at a time.
 
     After a call that raised NoAnswer, or was cancelled, the same call with the same inputs goes on: it is the same
@@ -142,11 +142,6 @@ class AsyncSequence(OneSequence):
     exception the context closes the connection alone: the sequence stays for `client.resume(sequence.token)` until its
     model's idle time is over.
     """
-
-    def __init__(self, client: AsyncClient, place: Place) -> None:
-        super().__init__(client, place)
-        self._client = client
-        self._link: AsyncLink | None = None
 
     async def step(
         self, inputs: Inputs, *, last: bool = False, outputs: Sequence[str] = (), timeout: float | None = None
@@ -279,13 +274,11 @@ class AsyncSequence(OneSequence):
                 await asyncio.sleep(wish.until - time.monotonic())
                 return None
             case Connect():
-                self._link = self._client.connect(wish.gateway)
-                return self._link
+                return self._client.connect(wish.gateway)
             case Ask():
                 return await self._client.ask(wish)
             case Listen():
-                assert self._link is not None
-                return await self._link.receive(wish.until)
+                return await self._conversation.link.receive(wish.until)
 
 
 async def with_last_of(

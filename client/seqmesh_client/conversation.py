@@ -90,7 +90,8 @@ class Conversation:
         self._now = now
         chance = Random(secrets.randbits(64))
         self.delivery = Delivery(place, gateways=len(mesh.gateways), patience=mesh.patience, chance=chance)
-        self._link: StreamLink | None = None
+        self.link: Any = None
+        """The `StreamLink` that is open, which the shell listens to."""
         self._busy = False
         self._left_at = now()
         self.passed_over = 0
@@ -246,21 +247,20 @@ class Conversation:
             numbered[wish.gateway] = NUMBERED in said.extensions
         if self._mesh.strict and not numbered[wish.gateway]:
             raise NotNumbered(f"{self._mesh.gateways[wish.gateway]} does not number steps: a repeated step runs twice")
-        self._link = cast(StreamLink, (yield wish))
+        self.link = yield wish
         self.delivery.connected(self._now(), repeats=numbered[wish.gateway])
         self._flush()
 
     def _flush(self) -> None:
         for message in self.delivery.unsent():
-            assert self._link is not None, "a delivery sends only while it is linked"
-            self._link.send(message)
+            self.link.send(message)
 
     def hang_up(self) -> None:
         """Closes the stream. The next call opens another one."""
         self.delivery.linked = False
-        if self._link is not None:
-            self._link.close()
-            self._link = None
+        if self.link is not None:
+            self.link.close()
+            self.link = None
 
     # -- inputs -----------------------------------------------------------------------------------------------------
 

@@ -147,16 +147,19 @@ def header_of(name: Any, value: Any) -> tuple[str, str | bytes]:
     return name.lower(), value
 
 
-class OneSequence:
+ClientT = TypeVar("ClientT", bound=GatewayChannels[Any])
+
+
+class OneSequence(Generic[ClientT]):
     """What is known of a sequence without asking the mesh."""
 
-    def __init__(self, client: GatewayChannels[Any], place: Place) -> None:
-        self._channels = client
+    def __init__(self, client: ClientT, place: Place) -> None:
+        self._client = client
         self._conversation = Conversation(client.mesh, place)
 
     def _turn(self, passed_over: int | None = None) -> AbstractContextManager[None]:
         """As `Conversation.turn`, for those whom the client's connections serve."""
-        self._channels.check_caller()
+        self._client.check_caller()
         return self._conversation.turn(passed_over)
 
     @property

@@ -195,13 +195,8 @@ if hasattr(os, "register_at_fork"):  # Windows has no forks
     os.register_at_fork(after_in_child=Client.renew_lock)
 
 
-class BlockingSequence(OneSequence):
+class BlockingSequence(OneSequence[Client]):
     """A sequence of steps of one model, as a context manager: `AsyncSequence` for threads."""
-
-    def __init__(self, client: Client, place: Place) -> None:
-        super().__init__(client, place)
-        self._client = client
-        self._link: BlockingLink | None = None
 
     def step(
         self, inputs: Inputs, *, last: bool = False, outputs: Sequence[str] = (), timeout: float | None = None
@@ -292,14 +287,12 @@ class BlockingSequence(OneSequence):
                 time.sleep(max(0.0, wish.until - time.monotonic()))
                 return None
             case Connect():
-                self._link = self._client.connect(wish.gateway)
-                return self._link
+                return self._client.connect(wish.gateway)
             case Ask():
                 return self._client.ask(wish)
             case Listen():
-                assert self._link is not None
                 with self._client.calling():
-                    return self._link.receive(wish.until)
+                    return self._conversation.link.receive(wish.until)
 
 
 def with_last(source: Iterable[Inputs], *, end: bool) -> Iterator[tuple[Inputs, bool]]:
