@@ -149,8 +149,7 @@ def count_of(key: str, parameter: InferParameter, *, at_least: int = 0) -> int:
 
 def timeout_of(key: str, parameter: InferParameter) -> int:
     """The request's timeout, microseconds."""
-    if parameter.WhichOneof("parameter_choice") != "int64_param":
-        raise RequestError("invalid value type for 'timeout' parameter, expected int64_param.")
+    check_choice(parameter, "int64_param", f"'{key}' parameter")
     return count_of(key, parameter)
 
 
@@ -278,11 +277,11 @@ def region_part_of(tensor: AnyMessage, regions: Regions) -> RegionPart | None:
     if SHARED_MEMORY_REGION not in parameters:
         return None
     given = parameters[SHARED_MEMORY_REGION]
-    check_choice(given, "string_param", SHARED_MEMORY_REGION, name)
+    check_choice(given, "string_param", f"'{SHARED_MEMORY_REGION}' parameter for tensor '{name}'")
     sizes: list[int] = []
     for key in SHARED_MEMORY_SIZES:
         if key in parameters:
-            check_choice(parameters[key], "int64_param", key, name)
+            check_choice(parameters[key], "int64_param", f"'{key}' parameter for tensor '{name}'")
         sizes.append(parameters[key].int64_param if key in parameters else 0)
     if SHARED_MEMORY_SIZES[1] not in parameters:
         raise RequestError(
@@ -292,10 +291,10 @@ def region_part_of(tensor: AnyMessage, regions: Regions) -> RegionPart | None:
     return regions.part(given.string_param, *sizes)
 
 
-def check_choice(parameter: InferParameter, choice: str, key: str, tensor: str) -> None:
-    """Raises RequestError when a tensor's parameter has another type than it must."""
+def check_choice(parameter: AnyMessage, choice: str, what: str) -> None:
+    """Raises RequestError when a parameter has another type than it must."""
     if parameter.WhichOneof("parameter_choice") != choice:
-        raise RequestError(f"invalid value type for '{key}' parameter for tensor '{tensor}', expected {choice}.")
+        raise RequestError(f"invalid value type for {what}, expected {choice}.")
 
 
 # -- response -------------------------------------------------------------------------------------------------------

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gateway.grpc.codec import check_choice
 from gateway.grpc.pb import AnyMessage
 from shared.contract.errors import RequestError
 
 FILE_PREFIX = "file:"
+UNLOAD_DEPENDENTS = "unload_dependents"
 
 
 def load_parameters(parameters: Mapping[str, AnyMessage]) -> tuple[str | None, dict[str, bytes]]:
@@ -20,25 +22,19 @@ def load_parameters(parameters: Mapping[str, AnyMessage]) -> tuple[str | None, d
     files: dict[str, bytes] = {}
     for key, value in parameters.items():
         if key == "config":
-            check_choice(key, value, "string_param")
+            check_choice(value, "string_param", f"load parameter '{key}'")
             config_json = value.string_param
         elif key.startswith(FILE_PREFIX):
-            check_choice(key, value, "bytes_param")
+            check_choice(value, "bytes_param", f"load parameter '{key}'")
             files[key.removeprefix(FILE_PREFIX)] = value.bytes_param
         else:
             raise RequestError(f"unrecognized load parameter '{key}'.")
     return config_json, files
 
 
-def check_choice(key: str, parameter: AnyMessage, choice: str) -> None:
-    """Raises RequestError when a load parameter is not of its type."""
-    if parameter.WhichOneof("parameter_choice") != choice:
-        raise RequestError(f"invalid value type for load parameter '{key}', expected {choice}.")
-
-
 def unloads_dependents(parameters: Mapping[str, AnyMessage]) -> bool:
     """The parameter `unload_dependents`. Raises RequestError if it is no bool. Others are ignored, as in Triton."""
-    for key, value in parameters.items():
-        if key == "unload_dependents" and value.WhichOneof("parameter_choice") != "bool_param":
-            raise RequestError("invalid value type for 'unload_dependents' parameter, expected bool_param.")
-    return "unload_dependents" in parameters and parameters["unload_dependents"].bool_param
+    if UNLOAD_DEPENDENTS not in parameters:
+        return False
+    check_choice(parameters[UNLOAD_DEPENDENTS], "bool_param", f"'{UNLOAD_DEPENDENTS}' parameter")
+    return parameters[UNLOAD_DEPENDENTS].bool_param

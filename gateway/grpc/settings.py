@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
+
+from msgspec.structs import fields
 
 from gateway.grpc.pb import AnyMessage, pb
 from shared.contract.errors import RequestError
-from shared.process.log_settings import BOOLEANS, LogSettings
+from shared.process.log_settings import LogSettings
+
+CHOICES: Mapping[Any, tuple[str, str]] = {
+    bool: ("bool_param", "boolean"),
+    int: ("uint32_param", "int32"),
+    str: ("string_param", "string"),
+}
+LOG_CHOICES = {field.name: CHOICES[field.type] for field in fields(LogSettings)}
+"""How a message says each log setting, and what Triton's errors call that."""
 
 
 def trace_changes(request: AnyMessage) -> dict[str, list[str] | None]:
@@ -25,22 +36,17 @@ def log_changes(request: AnyMessage) -> dict[str, bool | int | str]:
     """Values by setting. Raises RequestError for a value of the wrong type."""
     changes: dict[str, bool | int | str] = {}
     for name, setting in request.settings.items():
-        kind = setting.WhichOneof("parameter_choice")
-        if name in BOOLEANS and kind != "bool_param":
-            raise RequestError(f"expect boolean for '{name}'")
-        if name == "log_verbose_level" and kind != "uint32_param":
-            raise RequestError(f"expect int32 for '{name}'")
-        if name in ("log_file", "log_format") and kind != "string_param":
-            raise RequestError(f"expect string for '{name}'")
-        if kind is not None:
-            changes[name] = getattr(setting, kind)
+        choice = setting.WhichOneof("parameter_choice")
+        wanted, word = LOG_CHOICES.get(name, (choice, ""))
+        if choice != wanted:
+            raise RequestError(f"expect {word} for '{name}'")
+        if choice is not None:
+            changes[name] = getattr(setting, choice)
     return changes
 
 
 def log_response(settings: LogSettings) -> AnyMessage:
     response = pb.LogSettingsResponse()
-    for name in LogSettings.__struct_fields__:
-        value = getattr(settings, name)
-        kind = {bool: "bool_param", int: "uint32_param", str: "string_param"}[type(value)]
-        setattr(response.settings[name], kind, value)
+    for name, (choice, _) in LOG_CHOICES.items():
+        setattr(response.settings[name], choice, getattr(settings, name))
     return response

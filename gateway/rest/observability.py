@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import cast
+from typing import Any, cast
 
 import msgspec
+from msgspec.structs import fields
 from starlette.types import Receive, Scope, Send
 
 from gateway.models.runtime_settings import RuntimeSettings
@@ -13,8 +14,11 @@ from gateway.rest.body import BodyBounds, client_in, read_object
 from gateway.rest.json_values import Json, JsonError
 from gateway.rest.operations import OF_BODY, OF_MODEL, TRACE_CHANGES, TRACE_SETTINGS, described, json_content, of_struct
 from gateway.rest.reply import send_json
-from shared.process.log_settings import BOOLEANS, LogSettings
+from shared.process.log_settings import LogSettings
 from shared.traces.settings import NUMBERS
+
+WORDS: Mapping[Any, str] = {bool: "boolean", int: "unsigned-integer", str: "string"}
+"""What Triton's errors call a type."""
 
 
 class Observability:
@@ -75,21 +79,13 @@ def trace_changes(document: Json) -> dict[str, list[str] | None]:
 
 def log_changes(document: Json) -> dict[str, bool | int | str]:
     """Values by setting; null leaves a setting unchanged. Raises JsonError for a value of another type."""
-    given = {name: value for name, value in document.items() if value is not None}
     changes: dict[str, bool | int | str] = {}
-    for name in ("log_file", "log_format"):
-        if name in given:
-            changes[name] = text(given[name])
-    for name in BOOLEANS:
-        if name in given:
-            if type(given[name]) is not bool:
-                raise JsonError("attempt to access JSON non-boolean as boolean")
-            changes[name] = given[name]
-    if "log_verbose_level" in given:
-        level = given["log_verbose_level"]
-        if type(level) is not int or level < 0:
-            raise JsonError("attempt to access JSON non-unsigned-integer as unsigned-integer")
-        changes["log_verbose_level"] = level
+    for field in fields(LogSettings):
+        if (value := document.get(field.name)) is None:
+            continue
+        if type(value) is not field.type or (field.type is int and value < 0):
+            raise JsonError(f"attempt to access JSON non-{WORDS[field.type]} as {WORDS[field.type]}")
+        changes[field.name] = value
     return changes
 
 

@@ -13,7 +13,6 @@ LOG_FILE_REFUSAL = "log file location can not be updated through network protoco
 FORMATS = ("default", "ISO8601")
 VERBOSE_LEVEL_MAX = (1 << 32) - 1
 """The largest that the gRPC extension can say."""
-BOOLEANS = ("log_info", "log_warning", "log_error")
 
 
 class LogSettings(msgspec.Struct, frozen=True):
