@@ -467,21 +467,6 @@ def stream_of(
     )
 
 
-async def test_a_message_that_is_no_request_ends_the_stream_and_not_the_server(
-    rpc_server: GrpcServer, stub: Any
-) -> None:
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{rpc_server.port}") as channel:
-        untyped: Any = channel
-        method = untyped.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
-        call = method()
-        await call.write(b"\xff\xff\xff\xff")
-        with pytest.raises(grpc.aio.AioRpcError):
-            async with asyncio.timeout(60):
-                await call.read()
-
-    assert (await stub.ServerLive(pb.ServerLiveRequest())).live
-
-
 async def test_stopping_answers_what_was_accepted_and_then_says_unavailable(
     twin: Any, make_servicer: Callable[[], InferenceServicer], grpc_settings: GatewaySettings
 ) -> None:

@@ -120,6 +120,7 @@ REFUSED = {
     "length and chunks": (POST + b"content-length: 3\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", 400),
     "chunks and length": (POST + b"transfer-encoding: chunked\r\ncontent-length: 3\r\n\r\n0\r\n\r\n", 400),
     "two lengths": (POST + b"content-length: 3\r\ncontent-length: 4\r\n\r\nabcd", 400),
+    "no length": (POST + b"content-length: x\r\n\r\n", 400),
     "signed length": (POST + b"content-length: +3\r\n\r\nabc", 400),
     "endless length": (POST + b"content-length: " + b"9" * 30 + b"\r\n\r\nabc", 400),
     "other coding": (POST + b"transfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 501),
