@@ -323,13 +323,13 @@ def batch_done(state: OwnedSequences, event: BatchDone, now_us: int) -> list[Exe
         # A sequence that was dropped while the batch ran: its new owner runs the step again.
         if member is None or end is None or member.owned.phase is not OwnedPhase.RUNNING:
             continue
-        if end is RowEnd.OPEN:
-            goes_on = True
-            continue
         owned = member.owned
+        if end is RowEnd.OPEN:
+            goes_on |= not owned.replays
+            continue
         concluded.append(owned)
         if end is RowEnd.AGAIN:
-            goes_on = True
+            goes_on |= not owned.replays
             owned.passes += 1
             state.move(owned, "repeated")
         else:

@@ -120,5 +120,17 @@ def test_a_step_that_was_replayed_is_final_at_once() -> None:
     owner.take(BatchDone(replay, [RowEnd.OPEN]))
     owner.take(StepEnded(member, RowEnd.DONE))
 
-    assert [] == owner.answered
+    assert [] == owner.commits, "neither answered nor counted again"
     assert [2] == owner.run()
+
+
+def test_a_further_pass_of_a_replayed_step_is_not_counted_again() -> None:
+    owner = Owner(Log(1000, 1 << 20))
+    for number in (1, 2):
+        owner.take(step(number, flags=StepFlag.START if number == 1 else StepFlag.NONE, committed=1))
+    owner.restore(Checkpoint(Epoch(1), StepNumber(0), StepNumber(1), StepNumber(1), None))
+
+    assert [1, 1] == owner.run(RowEnd.AGAIN) + owner.run()
+    assert [] == owner.commits
+    assert [2] == owner.run(RowEnd.AGAIN)
+    assert [(True, [])] == [(one.batch, list(one.answers)) for one in owner.commits]
