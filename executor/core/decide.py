@@ -386,7 +386,8 @@ def settle(state: OwnedSequences, member: BatchMember, end: RowEnd, row: int | N
         return []
     if end is RowEnd.DONE:
         change = state.recovery.succeeded(owned.kept, step, saved=member.save)
-    elif end is RowEnd.LOST:
+    elif owned.void is not None:
+        # The sequence may be over with this step: nothing of it stays in the inbox.
         change = closed(owned.kept, step)
     else:
         change = state.recovery.failed(owned.kept, step, saved=end is RowEnd.SAVED)

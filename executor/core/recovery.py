@@ -94,7 +94,7 @@ class Recovery:
         return closed(kept, step)
 
     def failed(self, kept: KeptSteps, step: InboxStep, *, saved: bool) -> Change:
-        """The change by a running step that has failed. saved: the state that it left is in the commit nevertheless"""
+        """The change by a running step that has failed, and left its sequence a state. saved: it is in the commit"""
         return closed(kept, step)
 
 
@@ -135,7 +135,7 @@ class Checkpoints(Recovery):
         after this step too, and nothing needs replaying. Else the entries before it stay, and only its own goes.
         """
         # One kept entry is this step's own: the step before it was checkpointed.
-        if saved or _voids(step) or len(kept.entries) == 1:
+        if saved or step.flags & END or len(kept.entries) == 1:
             return closed(kept, step)
         return Change([kept.pass_over(step)])
 
@@ -161,7 +161,7 @@ class Log(Recovery):
         return Change() if self._has_room(kept) else self._dropped(kept, step)
 
     def failed(self, kept: KeptSteps, step: InboxStep, *, saved: bool) -> Change:
-        if kept.dropped or _voids(step):
+        if kept.dropped or step.flags & END:
             return closed(kept, step)
         return Change([kept.pass_over(step)])
 
@@ -176,8 +176,3 @@ class Log(Recovery):
 def closed(kept: KeptSteps, step: InboxStep) -> Change:
     """No step up to this one will be replayed."""
     return Change(kept.close(), step.step)
-
-
-def _voids(step: InboxStep) -> bool:
-    """Whether no state is left if this step fails (START), or none is needed any more (END)."""
-    return bool(step.flags & (START | END))

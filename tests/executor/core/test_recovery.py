@@ -4,38 +4,80 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executor.core.actions import BatchMember
+from executor.core.actions import HowAnswered, StepAnswer
 from executor.core.events import RowEnd
 from executor.core.recovery import Change, Checkpoints, Log, Recovery, recovery_of
 from executor.core.state import Checkpoint, QueuedStep, VoidCause
-from shared.contract.ids import Epoch, StepNumber
-from shared.contract.messages import StepFlag
+from shared.contract.ids import Epoch, SequenceId, StepNumber, follows_another
+from shared.contract.messages import InboxCancelled, StepFlag
 from shared.contract.model_config import ModelConfig, Oldest, SequenceBatching, StateSpec
-from tests.executor.core.owner import Owner, step
+from tests.executor.core.owner import SEQUENCE, Owner, step
 
 START, NONE = StepFlag.START, StepFlag.NONE
+FOLLOWER = SequenceId("m|@e/s#1|i7")
 
 State = tuple[int, ...]
+
+
+class Course(Enum):
+    """What becomes of a step, as often as it is run.
+
+    PASSES  it succeeds in its third pass
+    LEFT    its caller leaves while the first pass runs, and the model wants another one
+    SAVED   it fails, and the model hands out its state, if it is asked for it
+    """
+
+    DONE = "done"
+    PASSES = "passes"
+    FAILED = "failed"
+    SAVED = "saved"
+    LOST = "lost"
+    CANCELLED = "cancelled"
+    LEFT = "left"
+
+    @property
+    def succeeds(self) -> bool:
+        return self in (Course.DONE, Course.PASSES)
+
+    @property
+    def fails(self) -> bool:
+        return self in (Course.FAILED, Course.SAVED)
+
+
+DONE, FAILED = Course.DONE, Course.FAILED
+VOIDS = {Course.LOST: VoidCause.LOST, Course.CANCELLED: VoidCause.CANCELLED, Course.LEFT: VoidCause.CANCELLED}
+
+
+def void_behind(course: Course, void: VoidCause | None, *, begins: bool, sequence: SequenceId) -> VoidCause | None:
+    """Why the sequence has no state behind a step. void: why it had none before it"""
+    if void is not None and not begins and course is not Course.CANCELLED:
+        return void
+    if course in VOIDS:
+        return VOIDS[course]
+    return VoidCause.FAILED if course.fails and (begins or follows_another(sequence)) else None
 
 
 @dataclass
 class Record:
     """What Redis holds of the sequence, and the model of the truth beside it.
 
-    wanted  the answer to each step: the state that it left, None where it failed
+    wanted  the answer to each step: the state that it left, None where it gave none
     """
 
     recovery: Recovery
-    steps: Sequence[tuple[StepFlag, bool]]
+    steps: Sequence[tuple[StepFlag, Course]]
     message: bytes = b"1234"
+    sequence: SequenceId = SEQUENCE
     committed: int = 0
     base: int = 0
     checkpoint: State = ()
+    void: VoidCause | None = None
     failed: list[int] = field(default_factory=list[int])
     entries: dict[str, int] = field(default_factory=dict[str, int])
     recoverable: bool = True
@@ -45,18 +87,30 @@ class Record:
     @property
     def wanted(self) -> list[State | None]:
         state: State = ()
+        void: VoidCause | None = None
         told: list[State | None] = []
-        for number, (flags, ok) in enumerate(self.steps, 1):
+        for number, (flags, course) in enumerate(self.steps, 1):
+            begins = bool(flags & START)
+            ok = course.succeeds and (begins or void is None)
             if ok:
-                state = (number,) if flags & START else (*state, number)
+                state = (number,) if begins else (*state, number)
             told.append(state if ok else None)
+            void = void_behind(course, void, begins=begins, sequence=self.sequence)
         return told
 
     def deliver(self, number: int) -> QueuedStep:
         """A step as the present owner's inbox brings it."""
         self.entries[f"{self.epoch}-{number}"] = number
-        flags, _ = self.steps[number - 1]
-        return step(number, flags=flags, epoch=self.epoch, committed=self.committed, message=self.message)
+        flags, course = self.steps[number - 1]
+        return step(
+            number,
+            flags=flags,
+            epoch=self.epoch,
+            committed=self.committed,
+            message=self.message,
+            sequence=self.sequence,
+            cancelled=course is Course.CANCELLED,
+        )
 
     def owner(self) -> Holder:
         """The sequence in the hands of another executor."""
@@ -67,7 +121,7 @@ class Record:
         for number in [*kept, self.committed + 1]:
             owner.take(self.deliver(number))
         if owner.state.awaited:
-            owner.restore(self.checkpoint_of())
+            owner.restore(self.checkpoint_of(self.void), self.sequence)
         return Holder(self, owner, self.checkpoint)
 
     def checkpoint_of(self, void: VoidCause | None = None) -> Checkpoint:
@@ -83,79 +137,99 @@ class Record:
         assert self.committed + 1 == number
         self.committed = number
         self.answers.append(answer)
+        flags, course = self.steps[number - 1]
+        begins = bool(flags & START)
+        if begins and answer is not None:
+            self.checkpoint = ()
         if state is not None:
             self.checkpoint = state
+        ran = self.void is None or begins
         if change.base:
             self.base, self.failed = change.base, []
-        elif answer is None:
+        elif course.fails and ran:
             self.failed.append(number)
+        self.void = void_behind(course, self.void, begins=begins, sequence=self.sequence)
         if change.recoverable is not None:
             self.recoverable = change.recoverable
         for entry in change.entries:
             del self.entries[entry]
+        assert not (self.void and self.entries), "the sequence may be over, and they would stay"
 
 
 @dataclass
 class Holder:
-    """An executor that runs the sequence. state: what the model holds."""
+    """An executor that runs the sequence. state: what the model holds; saved: what of it went out with the last step"""
 
     record: Record
     owner: Owner
     state: State
+    saved: State | None = None
 
     def deliver(self, number: int) -> None:
         """A step comes."""
         self.owner.take(self.record.deliver(number))
 
-    def run(self, *, commits: bool = True) -> None:
+    def run(self, *, commits: bool = True, dies_in_pass: bool = False) -> None:
         """Runs up to and including the next step that is not a replay; without its commit, the owner died before."""
-        while True:
-            batch = self.owner.begin()
-            assert batch is not None
-            (member,) = batch.members
-            assert member is not None
-            flags, ok = self.record.steps[member.queued.step.step - 1]
-            replays = member.owned.replays
-            assert not (replays and member.save)
-            assert ok or not replays, "a step that failed is not replayed"
-            if ok:
-                self.state = (member.queued.step.step,) if flags & START else (*self.state, member.queued.step.step)
-            self.owner.end(batch, RowEnd.DONE if ok else RowEnd.FAILED)
-            if not replays:
-                if commits:
-                    self._commit(member, ok=ok)
+        while not (answers := [one for commit in self.owner.commits for one in commit.answers]):
+            if not self._run_once() and dies_in_pass:
                 return
+        self.owner.commits.clear()
+        (answer,) = answers
+        if commits:
+            self._commit(answer)
 
-    def _commit(self, member: BatchMember, *, ok: bool) -> None:
-        (answer,) = self.owner.commits[-1].answers
-        state = self.state if ok and member.save else None
-        self.record.commit(member.queued.step.step, answer.change, state, self.state if ok else None)
+    def _run_once(self) -> bool:
+        """Runs one batch. Returns whether the step has ended with it."""
+        record, batch = self.record, self.owner.begin()
+        assert batch is not None
+        (member,) = batch.members
+        assert member is not None
+        number, replays = member.queued.step.step, member.owned.replays
+        flags, course = record.steps[number - 1]
+        assert not (replays and member.save)
+        assert not replays or course.succeeds, "only what succeeded is replayed"
+        if (course is Course.PASSES and member.owned.passes < 2) or course is Course.LEFT:
+            if course is Course.LEFT:
+                self.owner.take(InboxCancelled("9-9", record.sequence, Epoch(record.epoch), StepNumber(number)))
+            self.owner.end(batch, RowEnd.AGAIN)
+            return False
+        if course.succeeds:
+            self.state = (number,) if flags & START else (*self.state, number)
+        end = RowEnd.DONE if course.succeeds else RowEnd(course.value)
+        self.saved = self.state if member.save and end in (RowEnd.DONE, RowEnd.SAVED) else None
+        self.owner.end(batch, RowEnd.FAILED if end is RowEnd.SAVED and not member.save else end)
+        return True
+
+    def _commit(self, answer: StepAnswer) -> None:
+        number = answer.queued.step.step
+        ok = answer.how is HowAnswered.RAN and self.record.steps[number - 1][1].succeeds
+        saved = self.saved if answer.how is HowAnswered.RAN else None
+        self.record.commit(number, answer.change, saved, self.state if ok else None)
 
 
-middle = st.tuples(st.sampled_from([NONE, NONE, NONE, START]), st.booleans()).map(
-    # A START that fails ends the state; that is no matter of recovery.
-    lambda step: (step[0], step[1] or bool(step[0] & START))
-)
-lives = st.lists(st.sampled_from(["runs", "runs", "runs", "dies before the commit", "dies after it"]), min_size=30)
+FATES = ["runs", "runs", "runs", "dies in a pass", "dies before the commit", "dies after it"]
+courses = st.sampled_from([*[DONE] * 6, *[FAILED] * 2, *Course])
 
 
 @given(
     recovery=st.one_of(st.builds(Checkpoints, st.integers(1, 6)), st.just(Log(1000, 1 << 20))),
-    steps=st.lists(middle, min_size=1, max_size=24),
-    lives=lives,
+    sequence=st.sampled_from([SEQUENCE, FOLLOWER]),
+    steps=st.lists(st.tuples(st.sampled_from([NONE, NONE, NONE, START]), courses), min_size=1, max_size=24),
+    lives=st.lists(st.sampled_from(FATES), min_size=30),
 )
 def test_a_takeover_finds_what_the_owner_had(
-    recovery: Recovery, steps: list[tuple[StepFlag, bool]], lives: list[str]
+    recovery: Recovery, sequence: SequenceId, steps: list[tuple[StepFlag, Course]], lives: list[str]
 ) -> None:
     """Killed at any moment, as often as one likes: every step has its one answer, built on those before it."""
-    record = Record(recovery, [(START, True), *steps])
+    record = Record(recovery, [(START, DONE), *steps], sequence=sequence)
     owner = record.owner()
     fates = iter([*lives, *["runs"] * 100])
     while record.committed < len(record.steps):
         number, fate = record.committed + 1, next(fates)
         if number not in record.entries.values():
             owner.deliver(number)
-        owner.run(commits=fate != "dies before the commit")
+        owner.run(commits=fate != "dies before the commit", dies_in_pass=fate == "dies in a pass")
         if fate != "runs" and record.committed < len(record.steps):
             owner = record.owner()
 
@@ -164,16 +238,16 @@ def test_a_takeover_finds_what_the_owner_had(
     if isinstance(recovery, Checkpoints):
         assert len(record.entries) < recovery.interval
     else:
-        successes = [number for number, (_, ok) in enumerate(record.steps, 1) if ok]
         latest = max(number for number, (flags, _) in enumerate(record.steps, 1) if flags & START)
-        assert [number for number in successes if number >= latest] == sorted(record.entries.values())
+        kept = [n for n, (_, course) in enumerate(record.steps, 1) if course.succeeds and n >= latest]
+        assert ([] if record.void else kept) == sorted(record.entries.values())
 
 
 class TestLog:
     @pytest.mark.parametrize(("bound", "fits"), [(Log(3, 1 << 20), 3), (Log(1000, 8), 2)])
     def test_beyond_its_bound_the_sequence_goes_on_but_is_not_recoverable(self, bound: Log, fits: int) -> None:
         """Until a START, with which a new log begins."""
-        record = Record(bound, [(START, True), *[(NONE, True)] * 5, (START, True), (NONE, True)])
+        record = Record(bound, [(START, DONE), *[(NONE, DONE)] * 5, (START, DONE), (NONE, DONE)])
         owner = record.owner()
         seen: list[tuple[bool, int]] = []
         for number in range(1, 9):
@@ -187,7 +261,7 @@ class TestLog:
         assert record.wanted == record.answers
 
     def test_a_start_that_is_too_large_is_not_kept_either(self) -> None:
-        record = Record(Log(1000, 3), [(START, True), (NONE, True)])
+        record = Record(Log(1000, 3), [(START, DONE), (NONE, DONE)])
         owner = record.owner()
         for number in (1, 2):
             if number > 1:
@@ -196,7 +270,7 @@ class TestLog:
             assert (False, {}) == (record.recoverable, record.entries)
 
     def test_failures_do_not_fill_it(self) -> None:
-        record = Record(Log(2, 1 << 20), [(START, True), *[(NONE, False)] * 50, (NONE, True)])
+        record = Record(Log(2, 1 << 20), [(START, DONE), *[(NONE, FAILED)] * 50, (NONE, DONE)])
         owner = record.owner()
         for number in range(1, 53):
             if number > 1:
@@ -209,7 +283,7 @@ class TestLog:
 
 def test_a_failed_start_leaves_nothing_to_be_replayed() -> None:
     for recovery in (Checkpoints(5), Log(1000, 1 << 20), Recovery()):
-        record = Record(recovery, [(START, True), (NONE, True), (START, False)])
+        record = Record(recovery, [(START, DONE), (NONE, DONE), (START, FAILED)])
         owner = record.owner()
         for number in (1, 2, 3):
             if number > 1:
@@ -221,7 +295,7 @@ def test_a_failed_start_leaves_nothing_to_be_replayed() -> None:
 
 def test_a_replay_begins_with_the_latest_start() -> None:
     """Also where what was before it is not there any more: its owner had heard of the START first."""
-    record = Record(Checkpoints(9), [(START, True), (NONE, True), (START, True), (NONE, True)])
+    record = Record(Checkpoints(9), [(START, DONE), (NONE, DONE), (START, DONE), (NONE, DONE)])
     owner = record.owner()
     for number in (1, 2, 3):
         if number > 1:
@@ -232,7 +306,7 @@ def test_a_replay_begins_with_the_latest_start() -> None:
 
 
 def test_a_state_that_came_with_a_failed_step_is_a_checkpoint() -> None:
-    record = Record(Checkpoints(5), [(START, True), (NONE, False)])
+    record = Record(Checkpoints(5), [(START, DONE), (NONE, FAILED)])
     owner = record.owner()
     owner.run()
     owner.deliver(2)
@@ -245,7 +319,7 @@ def test_a_state_that_came_with_a_failed_step_is_a_checkpoint() -> None:
 
 def test_a_sequence_without_state_replays_nothing() -> None:
     """Its next step is what its owners were lost with (or it is void anyway): the replay may be what kills them."""
-    record = Record(Checkpoints(9), [(START, True), (NONE, True), (NONE, True)], committed=2, epoch=3)
+    record = Record(Checkpoints(9), [(START, DONE), (NONE, DONE), (NONE, DONE)], committed=2, epoch=3)
     owner = Owner(record.recovery)
     for number in (1, 2, 3):
         owner.take(step(number, epoch=3, committed=2))

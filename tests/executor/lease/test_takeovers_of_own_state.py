@@ -14,6 +14,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from executor.lease import serving
 from executor.lease.registration import Applied
 from executor.sequences.checkpoints import Checkpoint, read_checkpoints
 from executor.sequences.holdings import Holding
-from shared.contract.ids import ExecutorId, SequenceId, StepNumber
+from shared.contract.ids import ExecutorId, SequenceId, StepNumber, sequence_id
 from shared.contract.messages import ReplyMessage, StepFlag
 from shared.contract.tensors import to_numpy
 from shared.statistics.tally import ModelLoad
@@ -312,6 +313,25 @@ async def test_what_was_kept_for_a_state_goes_when_its_sequence_was_over_before_
         async with asyncio.timeout(60):
             while b.registration.serving.holdings or await inbox_length(mesh, b) or await inbox_length(mesh, a):
                 await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize(("source", "parameters"), WAYS)
+async def test_what_was_kept_for_a_state_goes_when_a_sequence_that_follows_another_ends_with_a_failed_step(
+    mesh: ScriptedMesh,
+    make_model: MakeModel,
+    monkeypatch: pytest.MonkeyPatch,
+    source: str,
+    parameters: Mapping[str, object],
+) -> None:
+    monkeypatch.setattr(mesh, "sequence", partial(sequence_id, "sum", "@e//2#5-0.1"))
+    async with make_model(source, parameters)("a") as a:
+        steps = await play(mesh, [1, 2])
+        await mesh.assign(7, a.executor)
+        assert [1, 3] == await answers(mesh, steps)
+        failing = mesh.submission(7, value(-1))
+        await mesh.submit(failing)
+        assert ["no"] == await answers(mesh, [failing])
+        assert ("f", 0) == ((await mesh.record(7))["st"], await inbox_length(mesh, a))
 
 
 @pytest.mark.parametrize("shards_lost", [0, 1], ids=["", "and Redis fails once"])
