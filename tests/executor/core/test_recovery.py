@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -115,10 +116,10 @@ class Record:
     def owner(self) -> Holder:
         """The sequence in the hands of another executor."""
         self.epoch += 1
-        kept = sorted(number for number in self.entries.values() if number > self.base)
+        left = {number for number in self.entries.values() if number > self.base}
         self.entries.clear()
         owner = Owner(self.recovery)
-        for number in [*kept, self.committed + 1]:
+        for number in sorted({*left, self.committed + 1}):
             owner.take(self.deliver(number))
         if owner.state.awaited:
             owner.restore(self.checkpoint_of(self.void), self.sequence)
@@ -153,31 +154,44 @@ class Record:
             self.recoverable = change.recoverable
         for entry in change.entries:
             del self.entries[entry]
-        assert not (self.void and self.entries), "the sequence may be over, and they would stay"
+        done = [entry for entry, n in self.entries.items() if n <= number]
+        assert not (self.void and done), "the sequence may be over, and they would stay"
 
 
 @dataclass
 class Holder:
-    """An executor that runs the sequence. state: what the model holds; saved: what of it went out with the last step"""
+    """An executor that runs the sequence.
+
+    state    what the model holds
+    saved    what of it goes out with the commit of the latest step
+    pending  commits that have not reached Redis: step, change, state that goes with it, answer
+    """
 
     record: Record
     owner: Owner
     state: State
     saved: State | None = None
+    pending: list[tuple[int, Change, State | None, State | None]] = field(default_factory=list[Any])
 
     def deliver(self, number: int) -> None:
         """A step comes."""
         self.owner.take(self.record.deliver(number))
 
     def run(self, *, commits: bool = True, dies_in_pass: bool = False) -> None:
-        """Runs up to and including the next step that is not a replay; without its commit, the owner died before."""
+        """Runs up to and including the next step that is not a replay."""
         while not (answers := [one for commit in self.owner.commits for one in commit.answers]):
             if not self._run_once() and dies_in_pass:
                 return
         self.owner.commits.clear()
-        (answer,) = answers
+        self.pending += map(self._pending, answers)
         if commits:
-            self._commit(answer)
+            self.commit(len(self.pending))
+
+    def commit(self, most: int) -> None:
+        """So many commits reach Redis."""
+        for one in self.pending[:most]:
+            self.record.commit(*one)
+        del self.pending[:most]
 
     def _run_once(self) -> bool:
         """Runs one batch. Returns whether the step has ended with it."""
@@ -201,14 +215,14 @@ class Holder:
         self.owner.end(batch, RowEnd.FAILED if end is RowEnd.SAVED and not member.save else end)
         return True
 
-    def _commit(self, answer: StepAnswer) -> None:
+    def _pending(self, answer: StepAnswer) -> tuple[int, Change, State | None, State | None]:
         number = answer.queued.step.step
-        ok = answer.how is HowAnswered.RAN and self.record.steps[number - 1][1].succeeds
-        saved = self.saved if answer.how is HowAnswered.RAN else None
-        self.record.commit(number, answer.change, saved, self.state if ok else None)
+        ran = answer.how is HowAnswered.RAN
+        succeeded = ran and self.record.steps[number - 1][1].succeeds
+        return number, answer.change, self.saved if ran else None, self.state if succeeded else None
 
 
-FATES = ["runs", "runs", "runs", "dies in a pass", "dies before the commit", "dies after it"]
+DEATHS = ["dies in a pass", "dies before its commits", "dies amid its commits", "dies behind them"]
 courses = st.sampled_from([*[DONE] * 6, *[FAILED] * 2, *Course])
 
 
@@ -216,7 +230,7 @@ courses = st.sampled_from([*[DONE] * 6, *[FAILED] * 2, *Course])
     recovery=st.one_of(st.builds(Checkpoints, st.integers(1, 6)), st.just(Log(1000, 1 << 20))),
     sequence=st.sampled_from([SEQUENCE, FOLLOWER]),
     steps=st.lists(st.tuples(st.sampled_from([NONE, NONE, NONE, START]), courses), min_size=1, max_size=24),
-    lives=st.lists(st.sampled_from(FATES), min_size=30),
+    lives=st.lists(st.sampled_from(["runs", "runs", "runs", "runs ahead", "runs ahead", *DEATHS]), min_size=30),
 )
 def test_a_takeover_finds_what_the_owner_had(
     recovery: Recovery, sequence: SequenceId, steps: list[tuple[StepFlag, Course]], lives: list[str]
@@ -226,11 +240,15 @@ def test_a_takeover_finds_what_the_owner_had(
     owner = record.owner()
     fates = iter([*lives, *["runs"] * 100])
     while record.committed < len(record.steps):
-        number, fate = record.committed + 1, next(fates)
+        number, fate = record.committed + len(owner.pending) + 1, next(fates)
+        if number > len(record.steps):
+            owner.commit(len(owner.pending))
+            continue
         if number not in record.entries.values():
             owner.deliver(number)
-        owner.run(commits=fate != "dies before the commit", dies_in_pass=fate == "dies in a pass")
-        if fate != "runs" and record.committed < len(record.steps):
+        owner.run(commits=fate in ("runs", "dies behind them"), dies_in_pass=fate == "dies in a pass")
+        owner.commit(1 if fate == "dies amid its commits" else 0)
+        if fate in DEATHS and record.committed < len(record.steps):
             owner = record.owner()
 
     assert record.wanted == record.answers
