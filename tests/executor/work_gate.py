@@ -9,7 +9,7 @@ import threading
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
-PATIENCE_S = 60.0
+from tests.executor.patience import PATIENCE_S
 
 
 class Gate:

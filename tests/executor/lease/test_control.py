@@ -18,10 +18,10 @@ from shared.contract.messages import ControlMessage, encode
 from shared.process.lifecycle import end
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
+from tests.executor.patience import PATIENCE_S, until
 
 Command = Callable[[ControlMessage], Awaitable[str]]
 
-PATIENCE_S = 60.0
 OLD, NEW = ControlMessage("load", "sum", generation="1"), ControlMessage("load", "sum", generation="2")
 
 
@@ -91,11 +91,6 @@ async def commanded(redis: Redis, keys: Keyspace, loads: Loads) -> AsyncGenerato
     finally:
         await end((running,))
         await redis.delete(keys.kept, keys.wanted, keys.control)
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    while not is_so():
-        await asyncio.sleep(0.01)
 
 
 async def test_a_load_that_takes_long_holds_up_the_unload_of_no_other_model(redis: Redis, key_prefix: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import sys
 import threading
@@ -14,6 +13,7 @@ from executor.engine.base import BatchResult
 from executor.lease.hung_calls import HungCalls, place_of, watch
 from executor.workers.worker import EngineCall, EngineWorker
 from shared.contract.ids import InstanceIndex
+from tests.executor.patience import until
 
 
 def test_a_call_has_hung_when_too_many_looks_have_seen_it() -> None:
@@ -55,9 +55,7 @@ async def test_a_batch_that_does_not_end_is_found_and_its_place_is_told(monkeypa
         call = await watch(lambda: [worker], 0.05)
         assert "m instance" == call.worker
         # Its thread may be on its way there.
-        async with asyncio.timeout(60):
-            while "threading.py" not in place_of(call):
-                await asyncio.sleep(0.001)
+        await until(lambda: "threading.py" in place_of(call))
     finally:
         engine.told.set()
         await batch

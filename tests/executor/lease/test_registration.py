@@ -32,6 +32,7 @@ from shared.store.membership import Membership
 from shared.store.script_values import CancelCode, Submission, SubmitCode, VacateCode
 from shared.store.totals import Tallies
 from tests.executor.living import LEASE_MS, Running, living, scripted
+from tests.executor.patience import until
 from tests.redis_proxy import RedisProxy
 from tests.scripted_mesh import ScriptedMesh
 
@@ -358,9 +359,7 @@ async def test_an_executor_with_hardly_a_free_slot_gives_up_those_that_were_used
             if begins:
                 await mesh.assign(number, a.executor, slot=number - 1)
             assert number * (1 if begins else 2) == total(await mesh.reply(step))
-        async with asyncio.timeout(60):
-            while len(a.registration.serving.holdings) > 2:
-                await asyncio.sleep(0.01)
+        await until(lambda: len(a.registration.serving.holdings) <= 2)
 
         assert {1: "l", 2: "p", 3: "p", 4: "l"} == {number: (await mesh.record(number))["st"] for number in range(1, 5)}
         for number in (2, 3):

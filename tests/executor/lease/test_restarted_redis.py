@@ -19,11 +19,11 @@ from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
 from tests.embedded_redis import EmbeddedRedis
 from tests.executor.living import SHARDS, living
+from tests.executor.patience import PATIENCE_S
 from tests.mesh.model_repository import add_sum_model
 from tests.redis_proxy import RedisProxy
 from tests.scripted_mesh import ScriptedMesh
 
-PATIENCE_S = 60.0
 PREFIX = "restarted"
 
 

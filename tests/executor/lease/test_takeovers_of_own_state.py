@@ -35,6 +35,7 @@ from shared.store.script_values import Submission, SubmitCode, VacateCode
 from shared.store.scripts import Scripts
 from shared.store.totals import Tallies
 from tests.executor.living import Running, living, scripted
+from tests.executor.patience import until
 from tests.scripted_mesh import ScriptedMesh
 
 START, END, NONE = StepFlag.START, StepFlag.END, StepFlag.NONE
@@ -280,9 +281,7 @@ async def test_an_idle_sequence_has_its_state_before_its_next_step(
         await mesh.take_over(a.executor, lost=True)
         epoch = await mesh.assign(7, b.executor)
         restored = Holding(mesh.sequence(7), epoch, StepNumber(2), StepNumber(2))
-        async with asyncio.timeout(60):
-            while [restored] != b.registration.serving.holdings:
-                await asyncio.sleep(0.01)
+        await until(lambda: [restored] == b.registration.serving.holdings)
 
         await mesh.redis.delete(mesh.keys.sequence(mesh.sequence(7)).checkpoint)
         step = mesh.submission(7, value(3), END)
@@ -381,9 +380,7 @@ async def test_a_model_hears_of_every_sequence_that_has_left_and_before_anything
 
     async def hears(*words: str) -> None:
         heard.extend(words)
-        async with asyncio.timeout(60):
-            while len(log.read_text().splitlines()) < len(heard):
-                await asyncio.sleep(0.01)
+        await until(lambda: len(log.read_text().splitlines()) >= len(heard))
         assert heard == log.read_text().splitlines()
 
     async def step(sequence: int, number: int, flags: StepFlag = NONE, owner: Running | None = None) -> int | str:

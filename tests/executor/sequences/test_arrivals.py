@@ -20,6 +20,7 @@ from shared.store.connections.homes import MESH_TAG, tag_of
 from shared.store.connections.redis_client import connect
 from shared.store.keyspace import Keyspace
 from tests.embedded_cluster import EmbeddedCluster
+from tests.executor.patience import until
 
 
 class Model:
@@ -106,9 +107,3 @@ async def test_a_read_of_checkpoints_is_bounded_in_bytes(
 
     assert reads == model.reads[:4]
     await redis.delete(*[key for name in names for key in (keys.sequence(name).record, keys.sequence(name).checkpoint)])
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.01)

@@ -21,9 +21,9 @@ from shared.contract.tensors import Tensor
 from shared.store.commands import Redis
 from shared.store.connections.redis_client import connect
 from shared.store.keyspace import Keyspace
+from tests.executor.patience import PATIENCE_S
 
 EXECUTOR = ExecutorId("a-1")
-PATIENCE_S = 60.0
 
 
 class Held:

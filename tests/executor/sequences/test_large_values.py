@@ -27,9 +27,9 @@ from shared.store.connections.redis_client import connect
 from shared.store.keyspace import Keyspace
 from tests.embedded_redis import EmbeddedRedis
 from tests.executor.living import SHARDS, living
+from tests.executor.patience import PATIENCE_S
 from tests.scripted_mesh import ScriptedMesh
 
-PATIENCE_S = 60.0
 PREFIX = "large"
 VALUE_BYTES = 1 << 20
 """The smallest bound that Redis can be given."""

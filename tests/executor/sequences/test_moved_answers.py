@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -16,13 +15,13 @@ from shared.contract.tensors import to_numpy
 from shared.store.commands import Redis
 from shared.store.script_values import CancelCode, Submission
 from tests.executor.living import Running, living, scripted
+from tests.executor.patience import until
 from tests.executor.work_gate import Gate, new_gate
 from tests.mesh.model_repository import add_streaming_models
 from tests.scripted_mesh import GATEWAY, ScriptedMesh
 
 SEQUENCE, ANSWERS, HELD = 7, 6, 5
 START, END, NONE = StepFlag.START, StepFlag.END, StepFlag.NONE
-PATIENCE_S = 60.0
 pytestmark = pytest.mark.leaves_sequences
 
 
@@ -63,12 +62,6 @@ async def heard(mesh: ScriptedMesh, step: Submission) -> list[ReplyMessage]:
     entries = await mesh.redis.eval(read, 1, mesh.keys.replies(mesh.keys.shard_of(step.sequence), GatewayId(GATEWAY)))
     pairs = [pair for _, flat in entries for pair in zip(flat[::2], flat[1::2], strict=True)]
     return [decode_reply(data) for token, data in pairs if token.decode() == step.token]
-
-
-async def until(is_so: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not await is_so():
-            await asyncio.sleep(0.002)
 
 
 async def some(mesh: ScriptedMesh, step: Submission) -> None:

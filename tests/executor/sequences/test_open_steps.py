@@ -16,8 +16,7 @@ from shared.contract.ids import Epoch, ExecutorId, StepNumber
 from shared.contract.messages import InboxCancelled, StepFlag
 from shared.store.work_scripts import WorkHeld
 from tests.executor.core.owner import SEQUENCE, Owner, step
-
-PATIENCE_S = 60.0
+from tests.executor.patience import PATIENCE_S
 
 
 class Nobody:

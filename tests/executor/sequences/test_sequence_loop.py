@@ -65,9 +65,9 @@ from shared.statistics.tally import GAINED_ROWS, HELD_BATCHES, NULL_ROWS, ModelL
 from shared.store.script_values import CommitCode, StepCommit, StepOutcome
 from shared.store.work_scripts import WorkHeld
 from shared.traces.tracing import Tracing
+from tests.executor.patience import PATIENCE_S, until
 
 START, END, NONE = StepFlag.START, StepFlag.END, StepFlag.NONE
-PATIENCE_S = 60.0
 
 
 class HeldEngine:
@@ -221,12 +221,6 @@ def coming(correlation_id: int) -> InboxOwned:
     """A sequence of one committed step comes here."""
     sequence, place = sequence_id("m", "", correlation_id), SlotIndex(0)
     return InboxOwned("9-9", sequence, Epoch(1), InstanceIndex(0), place, StepNumber(1), "1")
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 def config(strategy: Direct | Oldest, *, controls: Sequence[ControlSpec] = (), iterative: bool = False) -> ModelConfig:

@@ -18,10 +18,10 @@ from shared.store.commands import Redis
 from shared.store.membership import Membership
 from shared.store.reading import tell_now
 from tests.executor.living import Running
+from tests.executor.patience import PATIENCE_S, until
 from tests.scripted_mesh import ScriptedMesh
 
 VICTIM, OTHER = 7, 8
-PATIENCE_S = 60.0
 pytestmark = pytest.mark.leaves_sequences
 
 
@@ -118,9 +118,7 @@ async def test_a_sequence_that_another_service_cannot_read_is_forgotten_by_its_o
 
     assert Reason.ENDED == await step_refused(mesh, VICTIM)
 
-    async with asyncio.timeout(PATIENCE_S):
-        while [mesh.sequence(OTHER)] != [held.sequence for held in executor.registration.serving.holdings]:
-            await asyncio.sleep(0.01)
+    await until(lambda: [mesh.sequence(OTHER)] == [held.sequence for held in executor.registration.serving.holdings])
     inbox = mesh.keys.inbox(mesh.keys.shard_of(mesh.sequence(VICTIM)), executor.executor)
     async with asyncio.timeout(PATIENCE_S):
         while await mesh.redis.xlen(inbox):

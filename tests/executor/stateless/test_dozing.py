@@ -13,9 +13,9 @@ import executor.stateless.dozing
 from executor.stateless.dozing import Dozing
 from shared.store.connections.link import Link
 from shared.store.keyspace import Keyspace, WorkKeys
+from tests.executor.patience import PATIENCE_S, until
 
 MANY = 100
-PATIENCE_S = 60.0
 
 
 class Noting(Link):
@@ -65,9 +65,7 @@ def pops() -> list[tuple[Any, ...]]:
 
 async def until_popping(names: int) -> None:
     """Waits until a pop names so many queues."""
-    async with asyncio.timeout(PATIENCE_S):
-        while not any(len(pop) == names + 2 for pop in pops()):
-            await asyncio.sleep(0.01)
+    await until(lambda: any(len(pop) == names + 2 for pop in pops()))
 
 
 async def test_a_token_wakes_its_queue_and_no_other(redis: Any, key_prefix: str) -> None:

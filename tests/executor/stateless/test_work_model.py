@@ -34,6 +34,7 @@ from shared.store.script_sender import Call
 from shared.store.work_scripts import WorkItem, WorkScripts
 from tests.embedded_cluster import EmbeddedCluster
 from tests.executor.living import SHARDS, Running, living, scripted
+from tests.executor.patience import PATIENCE_S, until
 from tests.executor.work_gate import Gate, new_gate
 from tests.scripted_mesh import GATEWAY, ScriptedMesh
 
@@ -58,7 +59,6 @@ output [ { name: "OUTPUT" data_type: TYPE_INT64 dims: [ -1 ] } ]
 """
 LOAD = ModelLoad("work", "1", "0")
 MANY = 50
-PATIENCE_S = 60.0
 
 
 class Callers:
@@ -153,16 +153,6 @@ async def executor(redis_url: str, key_prefix: str, models: Path, gate: Gate) ->
                 gate.release()
 
     return life
-
-
-async def until(condition: Callable[[], bool], what: str) -> None:
-    """Returns when it is so. what: should be so"""
-    try:
-        async with asyncio.timeout(PATIENCE_S):
-            while not condition():
-                await asyncio.sleep(0.002)
-    except TimeoutError:
-        pytest.fail(f"not seen: {what}")
 
 
 class TestBatches:

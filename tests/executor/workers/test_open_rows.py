@@ -14,6 +14,7 @@ from executor.workers import open_rows
 from executor.workers.open_rows import ROW_ANSWERS_MAX, Numbered, OpenRow, OpenRows
 from shared.contract.errors import Code
 from shared.store.work_scripts import WorkHeld
+from tests.executor.patience import until
 
 ANSWER = RowResult(())
 
@@ -52,13 +53,6 @@ async def staged() -> AsyncGenerator[Stage]:
         running.cancel()
         with suppress(asyncio.CancelledError):
             await running
-
-
-async def until(condition: object) -> None:
-    assert callable(condition)
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0)
 
 
 async def test_a_request_ends_when_its_batch_has_ended_and_every_answer_is_written() -> None:
