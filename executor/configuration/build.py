@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from executor.configuration.batch_io import batch_inputs, batch_outputs
 from executor.configuration.dialect import describes_on_expiry, sequence_timeout_action
-from executor.configuration.metric_rules import histogram_buckets
 from executor.configuration.names import CONTROL_NAMES, KIND, QUEUE_DELAY, Part, wire_type
-from executor.configuration.warmup import warmup_samples
+from executor.configuration.rules.batch_io import batch_inputs, batch_outputs
+from executor.configuration.rules.metrics import histogram_buckets
+from executor.configuration.rules.warmup import warmup_samples
 from shared.configuration.schema import ConfigMessage
 from shared.contract.model_config import (
     ControlKind,

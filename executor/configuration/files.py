@@ -11,7 +11,7 @@ from pathlib import Path
 
 from executor.configuration.names import wire_type
 from executor.configuration.parameters import STRATEGY
-from executor.configuration.warmup import NO_ID
+from executor.configuration.rules.warmup import NO_ID
 from shared.configuration.schema import ConfigMessage
 from shared.contract.errors import ConfigError
 from shared.contract.tensors import ELEMENT_BYTES

@@ -18,14 +18,14 @@ from typing import Any
 
 from executor.configuration.absence import absence
 from executor.configuration.backends import Surroundings
-from executor.configuration.batching_rules import check_response_cache
 from executor.configuration.build import build
 from executor.configuration.canonical import to_json
-from executor.configuration.ensemble_rules import is_ensemble
 from executor.configuration.fields import review_fields
 from executor.configuration.files import check_files
 from executor.configuration.normalise import fill_identity, normalise
-from executor.configuration.validate import check_name, validate
+from executor.configuration.rules.batching import check_response_cache
+from executor.configuration.rules.ensembles import is_ensemble
+from executor.configuration.rules.validate import check_name, validate
 from executor.configuration.versions import choose_versions, find_versions
 from shared.configuration.parse import CONFIG_BYTES_MAX, parse_json, parse_text
 from shared.configuration.schema import ConfigMessage, is_dialect, new_config

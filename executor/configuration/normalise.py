@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from executor.configuration.backends import Surroundings, fill_backend
 from executor.configuration.dialect import translate_dialect
-from executor.configuration.ensemble_rules import NEWEST, is_ensemble
 from executor.configuration.names import KIND, Part
+from executor.configuration.rules.ensembles import NEWEST, is_ensemble
 from shared.configuration.schema import ConfigMessage
 
 IDLE_DEFAULT_US = 1_000_000

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from executor.configuration.build import sequence_specs, tensor_spec
-from executor.configuration.control_rules import check_controls
+from executor.configuration.rules.controls import check_controls
 from executor.engine.error_texts import quoted
 from executor.engine.pytorch.attributes import Changes
 from executor.engine.pytorch.binding import Argument, bind_arguments

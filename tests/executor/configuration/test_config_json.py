@@ -26,7 +26,7 @@ from executor.configuration.build import build
 from executor.configuration.canonical import to_json
 from executor.configuration.load import LoadedConfig
 from executor.configuration.normalise import fill_identity, normalise
-from executor.configuration.validate import validate
+from executor.configuration.rules.validate import validate
 from shared.configuration.lenient_json import as_strict_json
 from shared.configuration.parse import parse_json, parse_text
 from shared.configuration.proto import config_proto

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from executor.configuration.batch_io import batch_inputs, batch_outputs
 from executor.configuration.load import LoadedConfig
+from executor.configuration.rules.batch_io import batch_inputs, batch_outputs
 from shared.configuration.parse import parse_text
 from shared.contract.model_config import (
     BatchInput,

@@ -13,15 +13,15 @@ import math
 
 from google.protobuf.message import Message
 
-from executor.configuration.batch_io import check_batch_io
-from executor.configuration.batching_rules import check_batching
-from executor.configuration.ensemble_rules import check_ensemble, is_ensemble
-from executor.configuration.instance_rules import check_instance_groups
-from executor.configuration.metric_rules import check_metrics
 from executor.configuration.names import leaves_directory
-from executor.configuration.parameter_rules import check_parameters
-from executor.configuration.tensor_rules import check_tensors
-from executor.configuration.warmup import check_warmup
+from executor.configuration.rules.batch_io import check_batch_io
+from executor.configuration.rules.batching import check_batching
+from executor.configuration.rules.ensembles import check_ensemble, is_ensemble
+from executor.configuration.rules.instances import check_instance_groups
+from executor.configuration.rules.metrics import check_metrics
+from executor.configuration.rules.parameters import check_parameters
+from executor.configuration.rules.tensors import check_tensors
+from executor.configuration.rules.warmup import check_warmup
 from shared.configuration.schema import ConfigMessage
 from shared.contract.errors import ConfigError
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from executor.configuration.control_rules import check_controls
 from executor.configuration.names import QUEUE_DELAY
-from executor.configuration.state_rules import check_states
+from executor.configuration.rules.controls import check_controls
+from executor.configuration.rules.states import check_states
 from shared.configuration.schema import ConfigMessage
 from shared.contract.errors import ConfigError
 
