@@ -9,6 +9,10 @@ from typing import Any
 import pytest
 
 from executor.configuration.load import AutoComplete, LoadedConfig, load_model_config
+from shared.contract.model_config import SequenceBatching
+
+IN = 'input { name: "X" data_type: TYPE_FP32 dims: 4 }'
+IO = f'{IN} output {{ name: "Y" data_type: TYPE_FP32 dims: 4 }} max_batch_size: 8'
 
 
 def unchanged(config_json: str, version_dir: Path) -> str:
@@ -19,6 +23,12 @@ def unchanged(config_json: str, version_dir: Path) -> str:
 INSTALLED: dict[str, AutoComplete] = {"python": unchanged, "pytorch": unchanged}
 
 LoadText = Callable[..., LoadedConfig]
+
+
+def sequence_of(loaded: LoadedConfig) -> SequenceBatching:
+    batching = loaded.config.sequence_batching
+    assert batching is not None
+    return batching
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import contextlib
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ from executor.configuration import fields
 from executor.configuration.backends import Surroundings
 from executor.configuration.build import build
 from executor.configuration.canonical import to_json
-from executor.configuration.load import LoadedConfig
 from executor.configuration.normalise import fill_identity, normalise
 from executor.configuration.rules.validate import validate
 from shared.configuration.lenient_json import as_strict_json
@@ -34,12 +33,9 @@ from shared.configuration.schema import CONFIG_DESCRIPTOR, is_dialect
 from shared.contract.errors import ConfigError
 from shared.contract.limits import ERROR_CHARACTERS_MAX, INSTANCES_MAX
 from shared.contract.model_config import BatchInputKind, ModelConfig
-
-LoadText = Callable[..., LoadedConfig]
+from tests.executor.configuration.conftest import IO, LoadText
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
-IN = 'input { name: "X" data_type: TYPE_FP32 dims: 4 }'
-IO = f'{IN} output {{ name: "Y" data_type: TYPE_FP32 dims: 4 }} max_batch_size: 8'
 AROUND = Surroundings("m", frozenset({"model.py"}), frozenset({"python"}))
 
 

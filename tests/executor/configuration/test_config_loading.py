@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,24 +23,13 @@ from shared.contract.model_config import (
     TensorSpec,
     TimeoutAction,
 )
-
-LoadText = Callable[..., LoadedConfig]
+from tests.executor.configuration.conftest import LoadText, sequence_of, unchanged
 
 IO = (
     'input { name: "X" data_type: TYPE_FP32 dims: 4 } output { name: "Y" data_type: TYPE_STRING dims: [-1] } '
     "max_batch_size: 8"
 )
 FIXTURES = Path(__file__).parents[2] / "fixtures"
-
-
-def unchanged(config_json: str, version_dir: Path) -> str:
-    return config_json
-
-
-def sequence_of(loaded: LoadedConfig) -> SequenceBatching:
-    batching = loaded.config.sequence_batching
-    assert batching is not None
-    return batching
 
 
 # Defaults

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
-from executor.configuration.load import LoadedConfig
 from shared.contract.errors import ConfigError
 from shared.contract.model_config import BatchInputKind
+from tests.executor.configuration.conftest import IN, IO, LoadText
 
-LoadText = Callable[..., LoadedConfig]
-
-IN = 'input { name: "X" data_type: TYPE_FP32 dims: 4 }'
 OUT = 'output { name: "Y" data_type: TYPE_FP32 dims: 4 }'
-IO = f"{IN} {OUT} max_batch_size: 8"
 WIDE = f"data_type: TYPE_FP32 dims: {[1] * 65}"
 EITHER = "'int32_false_true', 'fp32_false_true' or 'bool_false_true'"
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
-from executor.configuration.load import LoadedConfig
 from executor.configuration.rules.batch_io import batch_inputs, batch_outputs
 from shared.configuration.parse import parse_text
 from shared.contract.model_config import (
@@ -18,11 +15,7 @@ from shared.contract.model_config import (
     WarmupSample,
     WarmupSource,
 )
-
-LoadText = Callable[..., LoadedConfig]
-
-IN = 'input { name: "X" data_type: TYPE_FP32 dims: 4 }'
-IO = f'{IN} output {{ name: "Y" data_type: TYPE_FP32 dims: 4 }} max_batch_size: 8'
+from tests.executor.configuration.conftest import IO, LoadText
 
 
 @pytest.mark.parametrize("kind", BatchInputKind)

@@ -7,24 +7,17 @@ page's Python is run by tests/mesh/test_seed_documents.py.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from itertools import groupby
 
 import pytest
 from msgspec.structs import replace
 
-from executor.configuration.load import LoadedConfig
 from shared.contract.errors import ConfigError
 from shared.contract.model_config import ModelConfig
+from tests.executor.configuration.conftest import IO, LoadText
 from tests.markdown_pages import ROOT, Block, blocks_of, rows_below
 
-LoadText = Callable[..., LoadedConfig]
-
 PAGE = ROOT / "docs" / "triton" / "dialect.md"
-IO = (
-    'input { name: "X" data_type: TYPE_FP32 dims: 4 } output { name: "Y" data_type: TYPE_FP32 dims: 4 } '
-    "max_batch_size: 8"
-)
 CONFIGURATIONS = {
     heading: list(blocks)
     for heading, blocks in groupby(blocks_of(PAGE), lambda block: block.heading)
