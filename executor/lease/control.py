@@ -40,7 +40,7 @@ BLOCK_MS = 1000
 ASKED_S = 240.0
 """How long a load on request is waited for: less than the 300 s for which the gateway that asked waits."""
 OPEN_MAX = 64
-"""Most commands that are under way, or wait for others."""
+"""Most commands that are under way or wait for others, and that were carried out behind one that is under way."""
 FAILURES_MAX = 32
 """Failures that a registration tells: the gateway that asked looks ten times a second."""
 
@@ -101,7 +101,7 @@ class Control:
                         self._missed = False
                         self._changed.set()
                     for entry, fields in await self._entries():
-                        await self._fewer_than(OPEN_MAX)
+                        await self._fewer_than(max(1, OPEN_MAX - len(self.applied.beyond)))
                         self._position = entry
                         self._open[entry] = commands.create_task(self._hear(entry, fields), name=f"command {entry}")
                 except LOST_OR_REFUSED as error:

@@ -136,6 +136,23 @@ async def test_a_load_that_hangs_holds_up_no_other_for_long_and_those_of_its_own
         assert entry_key(newer) < entry_key(control.applied.position)
 
 
+async def test_what_is_told_of_commands_behind_one_that_hangs_is_bounded(
+    redis: Redis, key_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("executor.lease.control.OPEN_MAX", 3)
+    loads = Loads()
+    async with commanded(redis, Keyspace(key_prefix), loads) as (control, give):
+        await give(NEW)
+        names = [f"other{number}" for number in range(8)]
+        entries = [await give(ControlMessage("unload", name)) for name in names]
+        await until(lambda: len(loads.unloads) >= 2)
+        await asyncio.sleep(0.1)
+        assert len(control.applied.beyond) < 2 * 3
+        loads.goes_on.set()
+        await until(lambda: control.applied.position == entries[-1])
+        assert names == loads.unloads
+
+
 async def test_commands_that_redis_cannot_be_asked_for_are_carried_out_when_it_can(
     redis: Redis, key_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
