@@ -29,7 +29,7 @@ BATCH_NOTE = (
 Form = tuple[tuple[str, ...], list[tuple[str, str, tuple[int, ...], int]]]
 """Names of the outputs; name, datatype, shape and bytes of each input. See `form_of`."""
 KNOWN_FORMS = 4096
-"""Models whose last form is kept."""
+"""Models whose last form is kept: where models come and go for weeks, the first are forgotten."""
 
 
 class KnownForms:
@@ -37,9 +37,6 @@ class KnownForms:
 
     def __init__(self) -> None:
         self._last: dict[str, tuple[ModelConfig, Form]] = {}
-
-    def __len__(self) -> int:
-        return len(self._last)
 
     def check(self, call: InferCall, config: ModelConfig) -> None:
         """Compares the form with the model's configuration. Raises as `check_form` does."""
@@ -50,9 +47,8 @@ class KnownForms:
         check_form(call, config)
         # The elements of BYTES are checked too, and are no part of the form.
         if not any(tensor.datatype == "BYTES" for tensor in call.inputs):
-            if len(self._last) >= KNOWN_FORMS:
-                # Models come and go for weeks, and nobody says here which are gone.
-                self._last.clear()
+            if len(self._last) >= KNOWN_FORMS and known is None:
+                del self._last[next(iter(self._last))]
             self._last[config.name] = config, form
 
 
