@@ -6,10 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import json
-import os
 import signal
-import sys
-from pathlib import Path
 from typing import Any, cast
 
 import aiohttp
@@ -32,6 +29,7 @@ from shared.store.keyspace import Keyspace
 from shared.traces.tracing import Tracing
 from tests.embedded_redis import EmbeddedRedis
 from tests.gateway.fake_executor import FakeExecutor, gateway_running
+from tests.gateway.gateway_process import gateway_process
 from tests.gateway.requests.test_cancellation import until
 
 STEP = {"inputs": [{"name": "INPUT", "datatype": "INT32", "shape": [1, 1], "data": [1]}]}
@@ -197,32 +195,10 @@ async def refuses_connections(port: int) -> bool:
     return False
 
 
-async def test_process_says_where_it_listens_and_ends_with_code_0_on_sigterm(
-    redis_url: str, key_prefix: str, tmp_path: Path
-):
-    ports = [f"--{name}-port=0" for name in ("http", "grpc", "metrics")]
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "gateway",
-        f"--redis-url={redis_url}",
-        f"--key-prefix={key_prefix}",
-        *ports,
-        cwd=Path(__file__).parents[2],
-        env=os.environ | {"PYTHONUNBUFFERED": "1"},
-        stderr=asyncio.subprocess.PIPE,
-    )
-    assert process.stderr is not None
-    line = b""
-    while b"gateway ready" not in line:
-        line = await process.stderr.readline()
-        assert line, "the gateway ended before it was ready"
-
-    process.send_signal(signal.SIGTERM)
-    rest = (await process.communicate())[1]
-
-    assert process.returncode == 0, rest.decode()
-    assert b"http=" in line
+async def test_process_says_where_it_listens_and_ends_with_code_0_on_sigterm(redis_url: str, key_prefix: str):
+    async with gateway_process(redis_url, key_prefix) as process:
+        assert {"http", "grpc", "metrics"} == process.ports.keys()
+        await process.stop()
 
 
 async def test_who_is_in_flight_when_a_loop_of_the_gateway_fails_is_told_what_to_do(

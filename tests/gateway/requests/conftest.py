@@ -16,6 +16,13 @@ from tests.redis_proxy import through
 
 
 @pytest.fixture
+def gateway_settings(gateway_settings: GatewaySettings, request: pytest.FixtureRequest) -> GatewaySettings:
+    """With those that the test's mark names."""
+    mark = request.node.get_closest_marker("settings")
+    return gateway_settings if mark is None else dataclasses.replace(gateway_settings, **mark.kwargs)
+
+
+@pytest.fixture
 async def proxy(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Proxy]:
     # What a test does while Redis is away may take long.
     monkeypatch.setattr("gateway.requests.departures.PATIENCE_S", 600.0)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gateway.parts import GatewayParts
 from gateway.requests.early_steps import EARLY_STEPS_MAX
 from gateway.requests.infer_call import InferCall
 from gateway.requests.waiting import Answer
@@ -19,18 +20,13 @@ from shared.contract.errors import Reason, SequenceError
 from shared.store.keyspace import Keyspace
 from tests.gateway.fake_executor import FakeExecutor
 from tests.gateway.requests.portless import Proxy, is_submit, step, total, without_ports
-from tests.redis_proxy import through
 
-PATIENT_MS = 20_000
+pytestmark = pytest.mark.settings(early_step_wait_ms=20_000)
 
 
 def numbered(number: int, **rest: Any) -> InferCall:
     """Step `number` of a sequence: it adds 10 ** number, so a sum shows which steps it has."""
     return step(10**number, start=number == 1, expected_step=number, **rest)
-
-
-def patient(settings: GatewaySettings) -> GatewaySettings:
-    return dataclasses.replace(settings, early_step_wait_ms=PATIENT_MS)
 
 
 def values(executor: FakeExecutor) -> list[int]:
@@ -47,20 +43,18 @@ async def totals(answers: Sequence[asyncio.Future[Answer]]) -> list[int]:
 
 
 async def test_steps_in_any_order_run_in_the_order_of_their_numbers(
-    gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor
+    parts: GatewayParts, executor: FakeExecutor
 ) -> None:
-    async with without_ports(patient(gateway_settings), keys) as parts:
-        backwards = [parts.inference.submit(numbered(number)) for number in range(8, 0, -1)]
+    backwards = [parts.inference.submit(numbered(number)) for number in range(8, 0, -1)]
 
-        assert sums(8) == (await totals(backwards))[::-1]
+    assert sums(8) == (await totals(backwards))[::-1]
     assert [10**number for number in range(1, 9)] == values(executor)
 
 
 async def test_steps_over_several_gateways_wait_for_each_other(
     gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor
 ) -> None:
-    settings = patient(gateway_settings)
-    async with without_ports(settings, keys) as one, without_ports(settings, keys) as other:
+    async with without_ports(gateway_settings, keys) as one, without_ports(gateway_settings, keys) as other:
         early = one.inference.submit(numbered(3)), one.inference.submit(numbered(2))
         await asyncio.sleep(0.05)
         first = other.inference.submit(numbered(1))
@@ -69,14 +63,11 @@ async def test_steps_over_several_gateways_wait_for_each_other(
     assert [10, 100, 1000] == values(executor)
 
 
-async def test_callers_of_the_same_early_step_get_the_same_answer(
-    gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor
-) -> None:
-    async with without_ports(patient(gateway_settings), keys) as parts:
-        twice = [parts.inference.submit(numbered(2)) for _ in range(2)]
-        await parts.inference.submit(numbered(1))
+async def test_callers_of_the_same_early_step_get_the_same_answer(parts: GatewayParts, executor: FakeExecutor) -> None:
+    twice = [parts.inference.submit(numbered(2)) for _ in range(2)]
+    await parts.inference.submit(numbered(1))
 
-        assert [110, 110] == await totals(twice)
+    assert [110, 110] == await totals(twice)
     assert [10, 100] == values(executor)
 
 
@@ -99,37 +90,35 @@ async def test_a_step_that_waited_in_vain_is_refused_as_if_it_had_not_waited(
 
 
 async def test_beyond_the_bounds_of_number_and_count_a_step_is_refused_at_once(
-    gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor
+    parts: GatewayParts, executor: FakeExecutor
 ) -> None:
-    async with without_ports(patient(gateway_settings), keys) as parts:
-        await parts.inference.submit(numbered(1))
-        with pytest.raises(SequenceError, match="expects step 2 next"):
-            await parts.inference.submit(_far(EARLY_STEPS_MAX + 3))
-        waiting = [parts.inference.submit(_far(EARLY_STEPS_MAX + 2)) for _ in range(EARLY_STEPS_MAX)]
-        with pytest.raises(SequenceError, match="expects step 2 next"):
-            await parts.inference.submit(_far(3))
-        for future in waiting:
-            assert not future.done()
-            future.cancel()
+    await parts.inference.submit(numbered(1))
+    with pytest.raises(SequenceError, match="expects step 2 next"):
+        await parts.inference.submit(_far(EARLY_STEPS_MAX + 3))
+    waiting = [parts.inference.submit(_far(EARLY_STEPS_MAX + 2)) for _ in range(EARLY_STEPS_MAX)]
+    with pytest.raises(SequenceError, match="expects step 2 next"):
+        await parts.inference.submit(_far(3))
+    for future in waiting:
+        assert not future.done()
+        future.cancel()
 
 
 async def test_steps_that_were_accepted_leave_room_for_others_before_they_are_answered(
-    gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor
+    parts: GatewayParts, executor: FakeExecutor
 ) -> None:
     last = EARLY_STEPS_MAX + 3
-    async with without_ports(patient(gateway_settings), keys) as parts:
-        await parts.inference.submit(step(1, start=True, expected_step=1))
-        await executor.pause()
-        # All but step 2 are too early.
-        backwards = [parts.inference.submit(_far(number)) for number in range(last - 1, 1, -1)]
-        async with asyncio.timeout(60):
-            while not all(each.accepted for each in parts.replies.unanswered):
-                await asyncio.sleep(0.005)
-        early = parts.inference.submit(_far(last + 1))
-        missing = parts.inference.submit(_far(last))
-        executor.paused.clear()
+    await parts.inference.submit(step(1, start=True, expected_step=1))
+    await executor.pause()
+    # All but step 2 are too early.
+    backwards = [parts.inference.submit(_far(number)) for number in range(last - 1, 1, -1)]
+    async with asyncio.timeout(60):
+        while not all(each.accepted for each in parts.replies.unanswered):
+            await asyncio.sleep(0.005)
+    early = parts.inference.submit(_far(last + 1))
+    missing = parts.inference.submit(_far(last))
+    executor.paused.clear()
 
-        assert list(range(last + 1, 1, -1)) == await totals([early, missing, *backwards])
+    assert list(range(last + 1, 1, -1)) == await totals([early, missing, *backwards])
 
 
 def _far(number: int) -> InferCall:
@@ -137,64 +126,59 @@ def _far(number: int) -> InferCall:
 
 
 async def test_a_sequence_that_is_over_or_begun_anew_refuses_at_once(
-    gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor
+    parts: GatewayParts, executor: FakeExecutor
 ) -> None:
-    async with without_ports(patient(gateway_settings), keys) as parts:
-        for number in (1, 2):
-            await parts.inference.submit(numbered(number))
-        stale = parts.inference.submit(numbered(4))
-        await asyncio.sleep(0.03)
-        await parts.inference.submit(step(5, start=True))
-        with pytest.raises(SequenceError) as anew:
-            await stale
-        await parts.inference.submit(step(6, end=True))
-        with pytest.raises(SequenceError) as ended:
-            await parts.inference.submit(numbered(4))
+    for number in (1, 2):
+        await parts.inference.submit(numbered(number))
+    stale = parts.inference.submit(numbered(4))
+    await asyncio.sleep(0.03)
+    await parts.inference.submit(step(5, start=True))
+    with pytest.raises(SequenceError) as anew:
+        await stale
+    await parts.inference.submit(step(6, end=True))
+    with pytest.raises(SequenceError) as ended:
+        await parts.inference.submit(numbered(4))
 
     assert [Reason.WRONG_STEP, Reason.ENDED] == [anew.value.reason, ended.value.reason]
     assert [10, 100, 5, 6] == values(executor)
 
 
 async def test_a_step_whose_caller_left_while_it_waited_does_not_run(
-    gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor
+    parts: GatewayParts, executor: FakeExecutor
 ) -> None:
-    async with without_ports(patient(gateway_settings), keys) as parts:
-        left = parts.inference.submit(numbered(2))
-        await asyncio.sleep(0.03)
-        left.cancel()
-        await parts.inference.submit(numbered(1))
-        with pytest.raises(SequenceError):
-            await parts.inference.submit(step(0, expected_step=99))
+    left = parts.inference.submit(numbered(2))
+    await asyncio.sleep(0.03)
+    left.cancel()
+    await parts.inference.submit(numbered(1))
+    with pytest.raises(SequenceError):
+        await parts.inference.submit(step(0, expected_step=99))
 
-        assert 0 == parts.inference.in_flight
+    assert 0 == parts.inference.in_flight
     assert [10] == values(executor)
 
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_shuffled_steps_over_breaking_connections_run_once_and_in_order(
-    gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor, proxy: Proxy, seed: int
+    behind_proxy: GatewayParts, executor: FakeExecutor, proxy: Proxy, seed: int
 ) -> None:
     """A client that sends again what failed, in any order, gets each step's own sum; none runs twice."""
     chance = random.Random(seed)
-    behind = through(f"127.0.0.1:{proxy.port}", gateway_settings.redis_url)
-    settings = dataclasses.replace(patient(gateway_settings), redis_url=behind)
     order = list(range(1, 9))
     chance.shuffle(order)
-    async with without_ports(settings, keys) as parts:
 
-        async def send(number: int) -> int:
-            await asyncio.sleep(chance.random() / 20)
-            while True:
-                try:
-                    return total(await parts.inference.submit(numbered(number)))
-                except SequenceError:
-                    await asyncio.sleep(0.01)
+    async def send(number: int) -> int:
+        await asyncio.sleep(chance.random() / 20)
+        while True:
+            try:
+                return total(await behind_proxy.inference.submit(numbered(number)))
+            except SequenceError:
+                await asyncio.sleep(0.01)
 
-        sent = {number: asyncio.create_task(send(number)) for number in order}
-        for _ in range(3):
-            await asyncio.sleep(chance.random() / 40)
-            proxy.cut_after = is_submit
-        got = [await sent[number] for number in range(1, 9)]
+    sent = {number: asyncio.create_task(send(number)) for number in order}
+    for _ in range(3):
+        await asyncio.sleep(chance.random() / 40)
+        proxy.cut_after = is_submit
+    got = [await sent[number] for number in range(1, 9)]
 
     assert sums(8) == got
     assert [10**number for number in range(1, 9)] == values(executor)

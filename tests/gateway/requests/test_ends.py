@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from typing import Any
 
-import msgspec
 import pytest
 import tritonclient.grpc.aio as grpc_aio
 from tritonclient.utils import InferenceServerException
@@ -15,17 +13,14 @@ from gateway.parts import GatewayParts
 from gateway.requests.admission import admit
 from gateway.requests.infer_call import InferCall
 from gateway.requests.waiting import Accepted, Answer, PendingRequest
-from gateway.settings import GatewaySettings
-from shared.contract.errors import Reason, RequestError, SequenceError, UnavailableError
+from shared.contract.errors import Reason, SequenceError, UnavailableError
 from shared.contract.ids import ShardId, sequence_id
 from shared.contract.messages import ReplyMessage, encode
 from shared.contract.tensors import Tensor
-from shared.store.keyspace import Keyspace
 from tests.gateway.fake_executor import FakeExecutor, RunningGateway
-from tests.gateway.requests.portless import Proxy, is_submit, step, total, without_ports
+from tests.gateway.requests.portless import Proxy, is_submit, step, total
 from tests.mesh.raw_http import answer, infer_document, posted
 from tests.mesh.traffic import tensor
-from tests.redis_proxy import through
 
 PATH = "/v2/models/running_sum/infer"
 
@@ -118,26 +113,25 @@ async def test_an_end_whose_outcome_is_lost_is_sent_again_by_its_gateway(
     assert [b"1"] == await executor.commands.hmget(record, "cl")
 
 
+@pytest.mark.settings(max_requests_in_flight=1, request_timeout_ms=50)
 async def test_an_end_that_waits_for_redis_is_in_flight_and_has_its_time_as_any_request(
-    gateway_settings: GatewaySettings, keys: Keyspace, proxy: Proxy, executor: FakeExecutor
+    behind_proxy: GatewayParts, proxy: Proxy, executor: FakeExecutor
 ) -> None:
-    away = through(f"127.0.0.1:{proxy.port}", gateway_settings.redis_url)
-    settings = dataclasses.replace(gateway_settings, redis_url=away, max_requests_in_flight=1, request_timeout_ms=50)
-    async with without_ports(settings, keys) as parts:
-        proxy.refuses = True
-        proxy.cut_all()
-        waiting = parts.inference.submit(close("1-0.1"))
+    parts = behind_proxy
+    proxy.refuses = True
+    proxy.cut_all()
+    waiting = parts.inference.submit(close("1-0.1"))
 
-        assert 1 == parts.inference.in_flight
-        with pytest.raises(UnavailableError, match="1 requests in flight, which is its limit"):
-            await parts.inference.submit(close("1-0.1"))
-        with pytest.raises(UnavailableError, match=r"no answer came within 50 ms .* was open: send it again"):
-            await waiting
-        last = parts.inference.submit(close("1-0.1"))
-        parts.inference.give_up("the gateway has stopped")
-        with pytest.raises(UnavailableError, match=r"the gateway has stopped while .* was open: send it again"):
-            await last
-        proxy.refuses = False
+    assert 1 == parts.inference.in_flight
+    with pytest.raises(UnavailableError, match="1 requests in flight, which is its limit"):
+        await parts.inference.submit(close("1-0.1"))
+    with pytest.raises(UnavailableError, match=r"no answer came within 50 ms .* was open: send it again"):
+        await waiting
+    last = parts.inference.submit(close("1-0.1"))
+    parts.inference.give_up("the gateway has stopped")
+    with pytest.raises(UnavailableError, match=r"the gateway has stopped while .* was open: send it again"):
+        await last
+    proxy.refuses = False
 
 
 async def test_both_protocols_tell_runs_and_end_them(gateway: RunningGateway) -> None:
@@ -165,18 +159,3 @@ async def test_both_protocols_tell_runs_and_end_them(gateway: RunningGateway) ->
         document: dict[str, Any] = {"parameters": {"sequence_id": 1, "sequence_close": wrong}, "inputs": []}
         refused = await posted(gateway.url, PATH, document)
         assert "'sequence_close'" in refused.error
-
-
-@pytest.mark.parametrize(
-    ("changes", "text"),
-    [
-        ({"model": "echo"}, "has none"),
-        ({"correlation_id": 0}, "non-zero or non-empty correlation ID"),
-        ({"inputs": step(1).inputs}, "without a step"),
-        ({"end": True}, "without a step"),
-        ({"expected_step": 2}, "without a step"),
-    ],
-)
-async def test_what_cannot_be_ended_is_told(parts: GatewayParts, changes: dict[str, Any], text: str) -> None:
-    with pytest.raises(RequestError, match=text):
-        await parts.inference.submit(msgspec.structs.replace(close("1-0.1"), **changes))

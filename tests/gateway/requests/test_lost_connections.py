@@ -53,6 +53,12 @@ async def test_step_that_can_be_told_from_its_first_attempt_survives_a_lost_repl
     assert len(executor.received) == 2
 
 
+@pytest.fixture
+def many_beats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of gateways that begin behind this."""
+    monkeypatch.setattr(gateway.requests.replies, "HEARTBEAT_S", 0.05)
+
+
 async def test_step_without_identity_fails_with_what_is_unknown_and_the_sequence_goes_on(
     behind_proxy: GatewayParts, proxy: Proxy, executor: FakeExecutor
 ):
@@ -193,13 +199,11 @@ async def test_other_gateway_answers_the_retry_of_a_step_whose_gateway_died(
     await executor.pause()
     async with without_ports(gateway_settings, keys) as first:
         lost = first.inference.submit(step(7, start=True, request_id="only"))
-        while not first.dispatch.sent:
-            await asyncio.sleep(0.005)
+        await settled(first, 1)
     assert not lost.done()
     async with without_ports(gateway_settings, keys) as second:
         joined = second.inference.submit(step(7, start=True, request_id="only"))
-        while not second.dispatch.sent:
-            await asyncio.sleep(0.005)
+        await settled(second, 1)
         executor.paused.clear()
         stored = [total(await joined), total(await second.inference.submit(step(7, start=True, request_id="only")))]
 
@@ -208,70 +212,65 @@ async def test_other_gateway_answers_the_retry_of_a_step_whose_gateway_died(
 
 
 @pytest.mark.parametrize("begins_anew", [False, True])
+@pytest.mark.usefixtures("many_beats")
 async def test_who_joined_a_step_is_told_when_its_record_is_removed(
-    gateway_settings: GatewaySettings,
+    parts: GatewayParts,
     keys: Keyspace,
     executor: FakeExecutor,
-    monkeypatch: pytest.MonkeyPatch,
     *,
     begins_anew: bool,
 ):
     """By hand, or because Redis evicted it. Only the record named who joined; another record under the id does not."""
-    monkeypatch.setattr(gateway.requests.replies, "HEARTBEAT_S", 0.05)
-    async with without_ports(gateway_settings, keys) as parts:
-        await parts.inference.submit(step(1, start=True, request_id="a"))
-        await executor.pause()
-        first = parts.inference.submit(step(2, request_id="b"))
-        joined = [parts.inference.submit(step(2, request_id="b")) for _ in range(2)]
-        while not parts.dispatch.sent > 3:
-            await asyncio.sleep(0.005)
-        record = keys.sequence(parts.replies.unanswered[0].sequence).record
-        await asyncio.sleep(4 * gateway.requests.replies.HEARTBEAT_S)
-        assert not any(one.done() for one in joined), "as long as the record is there"
+    await parts.inference.submit(step(1, start=True, request_id="a"))
+    await executor.pause()
+    first = parts.inference.submit(step(2, request_id="b"))
+    joined = [parts.inference.submit(step(2, request_id="b")) for _ in range(2)]
+    await settled(parts, 4)
+    record = keys.sequence(parts.replies.unanswered[0].sequence).record
+    await asyncio.sleep(4 * gateway.requests.replies.HEARTBEAT_S)
+    assert not any(one.done() for one in joined), "as long as the record is there"
 
-        await executor.redis.unlink(record)
-        again = parts.inference.submit(step(5, start=True, request_id="c")) if begins_anew else None
+    await executor.redis.unlink(record)
+    again = parts.inference.submit(step(5, start=True, request_id="c")) if begins_anew else None
 
-        for one in joined:
-            with pytest.raises(SequenceError, match="was removed from Redis") as told:
-                await one
-            assert Reason.LOST == told.value.reason
-        executor.paused.clear()
-        assert again is None or 5 == total(await again)
-        first.cancel()
+    for one in joined:
+        with pytest.raises(SequenceError, match="was removed from Redis") as told:
+            await one
+        assert Reason.LOST == told.value.reason
+    executor.paused.clear()
+    assert again is None or 5 == total(await again)
+    first.cancel()
 
 
+@pytest.mark.usefixtures("many_beats")
 async def test_who_waits_for_a_stateless_request_is_told_when_that_is_removed(
-    gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
+    parts: GatewayParts, keys: Keyspace, executor: FakeExecutor
 ):
-    monkeypatch.setattr(gateway.requests.replies, "HEARTBEAT_S", 0.05)
     call = InferCall("echo", inputs=(Tensor("INPUT0", "FP32", (1, 1), bytes(4)),))
-    async with without_ports(gateway_settings, keys) as parts:
-        await executor.pause()
-        waiting = parts.inference.submit(call)
-        while not parts.dispatch.sent:
-            await asyncio.sleep(0.005)
-        await asyncio.sleep(4 * gateway.requests.replies.HEARTBEAT_S)
-        assert not waiting.done(), "as long as it is there"
+    await executor.pause()
+    waiting = parts.inference.submit(call)
+    await settled(parts, 1)
+    await asyncio.sleep(4 * gateway.requests.replies.HEARTBEAT_S)
+    assert not waiting.done(), "as long as it is there"
 
-        await executor.redis.unlink(*keys.work_queue("echo", "1"))
+    await executor.redis.unlink(*keys.work_queue("echo", "1"))
 
-        with pytest.raises(UnavailableError, match=r"the request was removed from Redis .* send it again"):
-            await waiting
-        executor.paused.clear()
-        assert await parts.inference.submit(call)
+    with pytest.raises(UnavailableError, match=r"the request was removed from Redis .* send it again"):
+        await waiting
+    executor.paused.clear()
+    assert await parts.inference.submit(call)
 
 
 @pytest.mark.parametrize("is_cut", [False, True], ids=["", "and Redis does not say that they are made again"])
+@pytest.mark.usefixtures("many_beats")
 async def test_lost_reply_streams_are_noticed_and_the_waiting_are_told(
-    gateway_settings: GatewaySettings,
+    parts: GatewayParts,
     keys: Keyspace,
     executor: FakeExecutor,
     monkeypatch: pytest.MonkeyPatch,
     *,
     is_cut: bool,
 ):
-    monkeypatch.setattr(gateway.requests.replies, "HEARTBEAT_S", 0.05)
     create = Replies._create
 
     async def made(replies: Replies, shards: Sequence[ShardId], redis: Redis) -> None:
@@ -280,19 +279,17 @@ async def test_lost_reply_streams_are_noticed_and_the_waiting_are_told(
             raise RedisConnectionError("cut")
 
     monkeypatch.setattr(Replies, "_create", made)
-    async with without_ports(gateway_settings, keys) as parts:
-        await executor.pause()
-        waiting = parts.inference.submit(step(1, start=True))
-        while not parts.dispatch.sent:
-            await asyncio.sleep(0.005)
-        async for key in executor.commands.scan_iter(match=f"{keys.prefix}:*replies:*"):
-            await executor.redis.unlink(key)
+    await executor.pause()
+    waiting = parts.inference.submit(step(1, start=True))
+    await settled(parts, 1)
+    async for key in executor.commands.scan_iter(match=f"{keys.prefix}:*replies:*"):
+        await executor.redis.unlink(key)
 
-        with pytest.raises(UnavailableError, match="the gateway lost its replies"):
-            await waiting
-        executor.paused.clear()
+    with pytest.raises(UnavailableError, match="the gateway lost its replies"):
+        await waiting
+    executor.paused.clear()
 
-        assert total(await parts.inference.submit(step(2))) == 3
+    assert total(await parts.inference.submit(step(2))) == 3
 
 
 async def test_reply_streams_are_kept_in_a_redis_without_memory(
@@ -570,8 +567,7 @@ async def test_an_unnamed_step_is_told_lost_after_a_restart_only_if_its_record_d
     await parts.inference.submit(step(1, start=True))
     await executor.pause()
     open_step = parts.inference.submit(step(2))
-    while not parts.dispatch.sent > 1:
-        await asyncio.sleep(0.005)
+    await settled(parts, 2)
     if changed:
         (waiting,) = parts.replies.unanswered
         mapping = {field: str(value).format(gateway=parts.replies.gateway) for field, value in changed.items()}
@@ -594,8 +590,7 @@ async def test_a_step_that_is_being_taken_back_hears_that_redis_has_lost_it(
     """An ensemble whose client has left waits for what becomes of it, and later requests wait for the ensemble."""
     await executor.pause()
     first = parts.inference.submit(step(1, start=True))
-    while not parts.dispatch.sent:
-        await asyncio.sleep(0.005)
+    await settled(parts, 1)
     (waiting,) = parts.replies.unanswered
     waiting.withdrawn = True
     await executor.commands.unlink(keys.sequence(waiting.sequence).record)
@@ -613,8 +608,7 @@ async def test_a_step_that_is_sent_again_after_a_restart_does_not_pass_for_an_un
     await parts.inference.submit(step(1, start=True))
     await executor.pause()
     unnamed, named = parts.inference.submit(step(2)), parts.inference.submit(step(4, request_id="a"))
-    while not parts.dispatch.sent > 2:
-        await asyncio.sleep(0.005)
+    await settled(parts, 3)
     own = keys.sequence(parts.replies.unanswered[0].sequence)
     await executor.commands.hset(own.record, mapping={"nx": 1, "la": "1 g-before 1"})
     await executor.commands.hdel(own.record, "rd")
@@ -633,8 +627,7 @@ async def test_a_server_that_cannot_serve_yet_after_a_restart_is_asked_again_and
 ):
     await executor.pause()
     open_step = parts.inference.submit(step(1, start=True, request_id="a"))
-    while not parts.dispatch.sent:
-        await asyncio.sleep(0.005)
+    await settled(parts, 1)
 
     async def unfit(_: Scripts, calls: Sequence[Call[Any]], link: Link | None = None) -> list[Any]:
         return [UnfitServerError("READONLY You can't write against a read only replica.") for _ in calls]
@@ -680,29 +673,26 @@ async def test_stateless_request_whose_caller_leaves_while_its_fate_is_unknown_i
     assert ["first", "next"] == [message.request_id for message in executor.received]
 
 
-async def test_beyond_the_bound_of_bytes_callers_are_refused_at_once(
-    gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor
-):
+@pytest.mark.settings(max_bytes_in_flight=100)
+async def test_beyond_the_bound_of_bytes_callers_are_refused_at_once(parts: GatewayParts, executor: FakeExecutor):
     """One that is larger than the bound is served when it is alone; what was refused is taken when there is room."""
 
     def echo(size: int) -> InferCall:
         return InferCall("echo", inputs=(Tensor("INPUT0", "FP32", (1, size // 4), bytes(size)),))
 
-    settings = dataclasses.replace(gateway_settings, max_bytes_in_flight=100)
-    async with without_ports(settings, keys) as parts:
-        await executor.pause()
-        for sizes in ([104], [60, 40]):
-            taken = [parts.inference.submit(echo(size)) for size in sizes]
-            refused = parts.inference.submit(echo(4))
-            assert isinstance(error := refused.exception(), UnavailableError)
-            assert f"requests of {sum(sizes)} bytes in flight" in str(error)
+    await executor.pause()
+    for sizes in ([104], [60, 40]):
+        taken = [parts.inference.submit(echo(size)) for size in sizes]
+        refused = parts.inference.submit(echo(4))
+        assert isinstance(error := refused.exception(), UnavailableError)
+        assert f"requests of {sum(sizes)} bytes in flight" in str(error)
 
-            executor.paused.clear()
-            await asyncio.gather(*taken)
-            assert 0 == parts.inference.budget.taken
-            await executor.pause()
         executor.paused.clear()
-        await parts.inference.submit(echo(4))
+        await asyncio.gather(*taken)
+        assert 0 == parts.inference.budget.taken
+        await executor.pause()
+    executor.paused.clear()
+    await parts.inference.submit(echo(4))
 
 
 async def test_replies_that_were_read_stay_in_redis_by_their_bytes_not_their_number(
@@ -720,17 +710,16 @@ async def test_replies_that_were_read_stay_in_redis_by_their_bytes_not_their_num
                 await asyncio.sleep(0.01)
 
 
+@pytest.mark.usefixtures("many_beats")
 async def test_small_replies_that_were_read_leave_redis_with_the_next_heartbeat(
-    gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
+    parts: GatewayParts, executor: FakeExecutor
 ):
     """They are too few to be trimmed by a read: a gateway with little to do would keep them for ever."""
-    monkeypatch.setattr(gateway.requests.replies, "HEARTBEAT_S", 0.05)
-    async with without_ports(gateway_settings, keys) as parts:
-        for number in range(1, 9):
-            await parts.inference.submit(step(1, number, start=True))
-        async with asyncio.timeout(60):
-            while sum([await executor.commands.xlen(stream) for stream in parts.replies._streams.values()]):
-                await asyncio.sleep(0.01)
+    for number in range(1, 9):
+        await parts.inference.submit(step(1, number, start=True))
+    async with asyncio.timeout(60):
+        while sum([await executor.commands.xlen(stream) for stream in parts.replies._streams.values()]):
+            await asyncio.sleep(0.01)
 
 
 async def test_a_request_that_redis_does_not_take_harms_nobody(
@@ -758,77 +747,68 @@ async def test_a_request_that_redis_does_not_take_harms_nobody(
     await redis.aclose()
 
 
-async def test_beyond_the_bound_callers_are_refused_at_once(
-    gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor
-):
-    settings = dataclasses.replace(gateway_settings, max_requests_in_flight=3)
-    async with without_ports(settings, keys) as parts:
-        await executor.pause()
-        taken = [parts.inference.submit(step(1, sequence, start=True)) for sequence in range(1, 4)]
-        refused = parts.inference.submit(step(1, 9, start=True))
+@pytest.mark.settings(max_requests_in_flight=3)
+async def test_beyond_the_bound_callers_are_refused_at_once(parts: GatewayParts, executor: FakeExecutor):
+    await executor.pause()
+    taken = [parts.inference.submit(step(1, sequence, start=True)) for sequence in range(1, 4)]
+    refused = parts.inference.submit(step(1, 9, start=True))
 
-        assert isinstance(refused.exception(), UnavailableError)
-        executor.paused.clear()
-        assert [total(await answer) for answer in taken] == [1, 1, 1]
+    assert isinstance(refused.exception(), UnavailableError)
+    executor.paused.clear()
+    assert [total(await answer) for answer in taken] == [1, 1, 1]
 
 
+@pytest.mark.settings(max_requests_in_flight=3)
 async def test_requests_for_an_unknown_model_wait_for_the_next_look_within_the_bound(
-    gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
+    parts: GatewayParts, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
 ):
     looks: list[Callable[[], None]] = []
 
     def ask(_self: Catalog, then: Callable[[], None]) -> None:
         looks.append(then)
 
-    async with without_ports(dataclasses.replace(gateway_settings, max_requests_in_flight=3), keys) as parts:
-        monkeypatch.setattr(Catalog, "ask", ask)
-        held = [parts.inference.submit(msgspec.structs.replace(step(1), model="unknown")) for _ in range(3)]
-        beyond = parts.inference.submit(msgspec.structs.replace(step(1), model="unknown"))
+    monkeypatch.setattr(Catalog, "ask", ask)
+    held = [parts.inference.submit(msgspec.structs.replace(step(1), model="unknown")) for _ in range(3)]
+    beyond = parts.inference.submit(msgspec.structs.replace(step(1), model="unknown"))
 
-        assert isinstance(beyond.exception(), UnavailableError)
-        assert 3 == parts.inference.in_flight
-        assert 3 == len(looks)
-        for then in looks:
-            then()
-        assert {RequestError} == {type(error) for error in await asyncio.gather(*held, return_exceptions=True)}
-        assert 0 == parts.inference.in_flight
+    assert isinstance(beyond.exception(), UnavailableError)
+    assert 3 == parts.inference.in_flight
+    assert 3 == len(looks)
+    for then in looks:
+        then()
+    assert {RequestError} == {type(error) for error in await asyncio.gather(*held, return_exceptions=True)}
+    assert 0 == parts.inference.in_flight
 
 
-async def test_unanswered_request_fails_after_the_gateways_timeout(
-    gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor
-):
+@pytest.mark.settings(request_timeout_ms=50)
+async def test_unanswered_request_fails_after_the_gateways_timeout(parts: GatewayParts, executor: FakeExecutor):
     await executor.pause()
-    async with without_ports(dataclasses.replace(gateway_settings, request_timeout_ms=50), keys) as parts:
-        with pytest.raises(UnavailableError, match="no answer came within 50 ms"):
-            await parts.inference.submit(step(1, start=True))
+    with pytest.raises(UnavailableError, match="no answer came within 50 ms"):
+        await parts.inference.submit(step(1, start=True))
 
 
-async def test_too_many_open_steps_of_a_sequence_are_refused_as_busy(
-    gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor
-):
-    settings = dataclasses.replace(gateway_settings, sequence_inflight_max=2)
-    async with without_ports(settings, keys) as parts:
-        await executor.pause()
-        answers = [parts.inference.submit(step(1, start=index == 0)) for index in range(3)]
-        with pytest.raises(SequenceError) as caught:
-            await answers[2]
-        executor.paused.clear()
+@pytest.mark.settings(sequence_inflight_max=2)
+async def test_too_many_open_steps_of_a_sequence_are_refused_as_busy(parts: GatewayParts, executor: FakeExecutor):
+    await executor.pause()
+    answers = [parts.inference.submit(step(1, start=index == 0)) for index in range(3)]
+    with pytest.raises(SequenceError) as caught:
+        await answers[2]
+    executor.paused.clear()
 
-        assert (caught.value.reason, caught.value.code) == (Reason.BUSY, Code.RESOURCE_EXHAUSTED)
-        assert [total(await answer) for answer in answers[:2]] == [1, 2]
+    assert (caught.value.reason, caught.value.code) == (Reason.BUSY, Code.RESOURCE_EXHAUSTED)
+    assert [total(await answer) for answer in answers[:2]] == [1, 2]
 
 
-async def test_full_backlog_refuses_a_start(gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor):
-    settings = dataclasses.replace(gateway_settings, backlog_max=4)
-    async with without_ports(settings, keys) as parts:
-        await executor.pause()
-        answers = [parts.inference.submit(step(1, sequence, start=True)) for sequence in range(1, 12)]
-        while parts.inference.in_flight > 4:
-            await asyncio.sleep(0.005)
-        refused = [answer.exception() for answer in answers if answer.done()]
-        accepted = [answer for answer in answers if not answer.done()]
-        executor.paused.clear()
-        taken = [total(answer) for answer in await asyncio.gather(*accepted)]
+@pytest.mark.settings(backlog_max=4)
+async def test_full_backlog_refuses_a_start(parts: GatewayParts, executor: FakeExecutor):
+    await executor.pause()
+    answers = [parts.inference.submit(step(1, sequence, start=True)) for sequence in range(1, 12)]
+    while parts.inference.in_flight > 4:
+        await asyncio.sleep(0.005)
+    refused = [answer.exception() for answer in answers if answer.done()]
+    accepted = [answer for answer in answers if not answer.done()]
+    executor.paused.clear()
+    taken = [total(answer) for answer in await asyncio.gather(*accepted)]
 
     assert len(refused) == 7
     assert {type(error) for error in refused} == {SequenceError}
