@@ -86,61 +86,51 @@ def gauges_of(parts: GatewayParts, http: Share, grpc: GrpcServer) -> list[Gauge]
     return [
         Gauge(
             "seqmesh_gateway_requests_in_flight",
-            "gauge",
             "Requests of this gateway that wait for an answer",
             lambda: parts.inference.in_flight,
         ),
         Gauge(
             "seqmesh_gateway_submitted_total",
-            "counter",
             "Requests, and withdrawals of requests, in the round trips of seqmesh_gateway_round_trips_total",
             lambda: parts.dispatch.sent,
         ),
         Gauge(
             "seqmesh_gateway_round_trips_total",
-            "counter",
             "Round trips in which this gateway sent requests or withdrawals, and Redis answered",
             lambda: parts.dispatch.round_trips,
         ),
         Gauge(
             "seqmesh_gateway_cpu_wait_seconds_total",
-            "counter",
             "Time for which this gateway had something to do and no processor to do it on (Linux alone)",
             waited_s,
         ),
         Gauge(
             "seqmesh_gateway_http_connections",
-            "gauge",
             "Connections of clients to this gateway's HTTP port",
             lambda: http.taken,
         ),
         Gauge(
             "seqmesh_gateway_http_connections_refused_total",
-            "counter",
             "Connections beyond the bounds of this gateway's HTTP port, which were answered health checks alone",
             lambda: http.refused,
         ),
         Gauge(
             "seqmesh_gateway_grpc_connections",
-            "gauge",
             "Connections of clients to this gateway's gRPC port",
             lambda: grpc.share.taken,
         ),
         Gauge(
             "seqmesh_gateway_grpc_connections_refused_total",
-            "counter",
             "Connections beyond the bound of this gateway's gRPC port, which were closed",
             lambda: grpc.share.refused,
         ),
         Gauge(
             "seqmesh_gateway_grpc_rpcs",
-            "gauge",
             "Calls that this gateway's gRPC port serves, each stream as one",
             lambda: grpc.limit.open,
         ),
         Gauge(
             "seqmesh_gateway_grpc_rpcs_refused_total",
-            "counter",
             "Calls beyond the bound of this gateway's gRPC port (--grpc-max-concurrent-rpcs)",
             lambda: grpc.limit.refused,
         ),

@@ -39,7 +39,6 @@ from gateway.requests.unserved import Unserved
 from gateway.settings import GatewaySettings
 from shared.contract.ids import GatewayId
 from shared.contract.response_cache import parse_cache_config
-from shared.contract.tenants import TenantLimits
 from shared.process import logs
 from shared.process.lifecycle import Tasks, end
 from shared.store.agreement import needed_at_start, when_it_serves
@@ -52,7 +51,6 @@ from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
 from shared.store.metering import Metering
 from shared.store.reading import tell
-from shared.store.script_values import Drawn
 from shared.store.scripts import Scripts
 from shared.store.sequences import Sequences
 from shared.store.tenants import KnownTenants, StoredTenants
@@ -151,7 +149,9 @@ async def _made(settings: GatewaySettings, name: str, redis: Redis, keys: Keyspa
         timeout_ms=settings.request_timeout_ms,
         cache_bytes=cache_bytes,
         measures=measures,
-        allowances=_allowances(scripts, tenants),
+        allowances=Allowances(
+            lambda: tenants.now, lambda who, limits, wanted: scripts.run(scripts.draw(who, limits, wanted))
+        ),
     )
     stored_settings = StoredSettings(redis, keys)
     process = ProcessSettings(stored_settings, tracing.control, logs.Level[settings.log_level.upper()])
@@ -198,13 +198,6 @@ def _dispatch(
         summaries=settings.metrics.summary_latencies,
     )
     return Dispatch(redis, scripts, keys, replies, calls, early_wait_s=settings.early_step_wait_ms / 1000)
-
-
-def _allowances(scripts: Scripts, tenants: KnownTenants) -> Allowances:
-    async def draw(tenant: str, limits: TenantLimits, wanted: int) -> Drawn:
-        return await scripts.run(scripts.draw(tenant, limits, wanted))
-
-    return Allowances(lambda: tenants.now, draw)
 
 
 def _work(parts: GatewayParts) -> dict[str, Coroutine[Any, Any, None]]:

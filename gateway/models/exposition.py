@@ -65,6 +65,11 @@ class Family:
             yield line if found is None else f"{line} # {_exemplar(found)}"
 
 
+def number_family(name: str, text: str, samples: Sequence[Sample] = ()) -> Family:
+    """A metric with one of the mesh's own names, which say what counts up."""
+    return Family(name, "counter" if name.endswith("_total") else "gauge", text, samples)
+
+
 def wants_openmetrics(accept: str) -> bool:
     """Whether a client asks for OpenMetrics by its header `Accept`, as Prometheus does, and not less than for text."""
     weights: dict[str, float] = {}

@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import accumulate
 
 from gateway.models.catalog import Place
-from gateway.models.exposition import Family, ShownExemplar, bound_text
+from gateway.models.exposition import Family, ShownExemplar, bound_text, number_family
 from gateway.models.metric_families import Labelled, Shown, counter
 from gateway.models.observation import EXECUTOR_STATES, Observed, each_model
 from gateway.models.redis_figures import CommandUse, RedisFigures
@@ -164,9 +164,8 @@ def sequence_families(models: Sequence[Shown], led: Iterable[str]) -> list[Famil
         return []
     leaders = {each.statistics.name: float(each.statistics.name in led) for each in models}
     return [
-        Family(
+        number_family(
             "seqmesh_model_has_leader",
-            "gauge",
             "1 while a scheduler leads the model: gives its sequences slots, ends idle ones, takes over",
             [Sample("", {"model": model}, value) for model, value in leaders.items()],
         ),
@@ -234,15 +233,13 @@ def tenant_families(sequences: Mapping[str, int], of_mesh: Counts) -> list[Famil
     counts = {tenant: of_mesh.get(f"{OVER_QUOTA}{tenant}", 0) for tenant in (EVERY_OTHER, *sequences)}
     refused = {tenant: count for tenant, count in counts.items() if count}
     families = [
-        Family(
+        number_family(
             "seqmesh_tenant_sequences",
-            "gauge",
             "Sequences of tenants that have limits of their own, from the first step on until they are over",
             [Sample("", {"tenant": tenant}, count) for tenant, count in sorted(sequences.items())],
         ),
-        Family(
+        number_family(
             "seqmesh_tenant_refusals_total",
-            "counter",
             "Requests refused because of their tenant's limits; *: of a tenant that has none of its own",
             [Sample("", {"tenant": tenant}, count) for tenant, count in sorted(refused.items())],
         ),
@@ -252,7 +249,7 @@ def tenant_families(sequences: Mapping[str, int], of_mesh: Counts) -> list[Famil
 
 def executor_families(observed: Observed) -> list[Family]:
     samples = [Sample("", {"state": state}, observed.executors.get(state, 0)) for state in EXECUTOR_STATES]
-    return [Family("seqmesh_executors", "gauge", "Executors by state", samples)]
+    return [number_family("seqmesh_executors", "Executors by state", samples)]
 
 
 REDIS: Sequence[tuple[str, str, Callable[[RedisFigures], float | None]]] = (
@@ -321,13 +318,12 @@ def redis_families(told: Mapping[str, RedisFigures], of_mesh: Counts) -> list[Fa
     for name, text, value in REDIS:
         samples = [Sample("", own, read) for own, figures in servers if (read := value(figures)) is not None]
         if samples:
-            kind = "counter" if name.endswith("_total") else "gauge"
-            families.append(Family(name, kind, text, samples))
+            families.append(number_family(name, text, samples))
     for name, text, of in COMMANDS:
         samples = [
             Sample("", {"command": command, **own}, of(use))
             for own, figures in servers
             for command, use in sorted(figures.commands.items())
         ]
-        families.append(Family(name, "counter", text, samples))
+        families.append(number_family(name, text, samples))
     return families

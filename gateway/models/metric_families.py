@@ -9,13 +9,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gateway.models.catalog import Place
-from gateway.models.exposition import Family
+from gateway.models.exposition import Family, number_family
 from gateway.models.observation import Observed, each_model
 from gateway.models.occupancy import Occupancy, Slots
 from shared.contract.messages import ModelRecord
 from shared.statistics.metrics_config import FIRST_RESPONSE, FIRST_RESPONSE_BUCKETS_MS, MetricsConfig, quantile_of
 from shared.statistics.reports import GpuReport, Sample, merged_families
-from shared.statistics.tally import FULL_LOGS, GAINED_ROWS, HELD_BATCHES, ModelStatistics, first_response_of, sketch_of
+from shared.statistics.tally import (
+    FULL_LOGS,
+    GAINED_ROWS,
+    HELD_BATCHES,
+    ModelStatistics,
+    first_response_of,
+    sketch_of,
+)
 from shared.store.waiting_line import TAKEOVER_CAUSES, WaitingLine
 
 
@@ -68,18 +75,19 @@ def shown(statistics: Sequence[ModelStatistics], records: Mapping[str, ModelReco
 def inference_families(models: Sequence[Shown], config: MetricsConfig) -> list[Family]:
     """All families with the labels of a model."""
     cached = [each for each in models if _is_cached(each)]
-    success, *counters = [_family(models, *text) for text in COUNTERS]
+    sequences = [each for each in models if each.record.config.sequence_batching is not None]
+    replaying = [each for each in models if each.record.config.replays]
+    success, *counters = [_family(models, "counter", *text) for text in COUNTERS]
     families = [success, _failures(models), *counters]
     if config.counter_latencies:
         families += [_duration(models, name, text, of) for name, _, text, of in STAGES]
         families += _families_of(cached, CACHED)
-    families += [_family(models, *text) for text in (*GAUGES, *BATCHES)]
-    families += _families_of([each for each in models if each.record.config.replays], REPLAYED)
-    sequences = [each for each in models if each.record.config.sequence_batching is not None]
+    families += [_family(models, "gauge", *text) for text in GAUGES]
+    families += [*_families_of(models, BATCHES), *_families_of(replaying, REPLAYED)]
     if sequences:
         families += [*_occupancies(sequences), _takeovers(sequences)]
     families += _families_of(sequences, SEQUENCES)
-    families += _families_of([each for each in models if each.record.config.pageable], _paging())
+    families += _paging([each for each in models if each.record.config.pageable])
     if config.summary_latencies:
         families += [_summary(models, config.quantiles, name, text, of) for _, name, text, of in STAGES]
         families += [_summary(cached, config.quantiles, *text) for text in CACHE_SUMMARIES]
@@ -89,25 +97,22 @@ def inference_families(models: Sequence[Shown], config: MetricsConfig) -> list[F
 
 
 Labelled = Sequence[tuple[Mapping[str, str], float]]
-Text = tuple[str, str, str, Callable[[Shown], float]]
-"""A family with one sample per model version: name, kind, help text, value."""
+Text = tuple[str, str, Callable[[Shown], float]]
+"""A family with one sample per model version: name, help text, value."""
 
 COUNTERS: Sequence[Text] = (
     (
         "nv_inference_request_success",
-        "counter",
         "Number of successful inference requests, all batch sizes",
         lambda each: each.statistics.durations["success"].count,
     ),
     (
         "nv_inference_count",
-        "counter",
         "Number of inferences performed (does not include cached requests)",
         lambda each: each.statistics.inference_count,
     ),
     (
         "nv_inference_exec_count",
-        "counter",
         "Number of model executions performed (does not include cached requests)",
         lambda each: each.statistics.execution_count,
     ),
@@ -115,54 +120,46 @@ COUNTERS: Sequence[Text] = (
 GAUGES: Sequence[Text] = (
     (
         "nv_inference_pending_request_count",
-        "gauge",
         "Instantaneous number of pending requests awaiting execution per-model.",
         lambda each: each.pending,
     ),
-    ("nv_model_load_duration_secs", "gauge", "Time to load the model in seconds", lambda each: each.load_seconds),
+    ("nv_model_load_duration_secs", "Time to load the model in seconds", lambda each: each.load_seconds),
+    (
+        "seqmesh_batch_fill_ratio",
+        "Share of the rows of batches that were filled, 0 to 1, since the version was loaded; 0 before the first one",
+        lambda each: each.statistics.rows / max(1, _possible_rows(each.statistics, each.record)),
+    ),
 )
 BATCHES: Sequence[Text] = (
     (
         "seqmesh_batch_rows_total",
-        "counter",
         "Rows of all batches, without those that no request filled",
         lambda each: each.statistics.rows,
     ),
     (
         "seqmesh_batch_rows_possible_total",
-        "counter",
         "Rows that the same batches had room for: max_batch_size each",
         lambda each: _possible_rows(each.statistics, each.record),
-    ),
-    (
-        "seqmesh_batch_fill_ratio",
-        "gauge",
-        "Share of these rows, 0 to 1, since the version was loaded; 0 before its first batch",
-        lambda each: each.statistics.rows / max(1, _possible_rows(each.statistics, each.record)),
     ),
 )
 CACHED: Sequence[Text] = (
     (
         "nv_cache_num_hits_per_model",
-        "counter",
         "Number of cache hits per model",
         lambda each: each.statistics.durations["cache_hit"].count,
     ),
     (
         "nv_cache_num_misses_per_model",
-        "counter",
         "Number of cache misses per model",
         lambda each: each.statistics.durations["cache_miss"].count,
     ),
     (
         "nv_cache_hit_duration_per_model",
-        "counter",
         "Total cache hit duration per model, in microseconds",
         lambda each: each.statistics.durations["cache_hit"].ns // 1000,
     ),
     (
         "nv_cache_miss_duration_per_model",
-        "counter",
         "Total cache miss (insert+lookup) duration per model, in microseconds",
         lambda each: each.statistics.durations["cache_miss"].ns // 1000,
     ),
@@ -170,7 +167,6 @@ CACHED: Sequence[Text] = (
 REPLAYED: Sequence[Text] = (
     (
         "seqmesh_sequence_log_full",
-        "counter",
         "Number of sequences that stopped being recoverable because their log of steps reached its bound",
         lambda each: each.statistics.counts.get(FULL_LOGS, 0),
     ),
@@ -178,19 +174,16 @@ REPLAYED: Sequence[Text] = (
 SEQUENCES: Sequence[Text] = (
     (
         "seqmesh_commits_refused_total",
-        "counter",
         "Steps that executors ran for sequences that were not theirs any more",
         lambda each: each.line.refused[each.version],
     ),
     (
         "seqmesh_batches_held_total",
-        "counter",
         "Batches that waited for sequences that were about to come back",
         lambda each: each.statistics.counts.get(HELD_BATCHES, 0),
     ),
     (
         "seqmesh_batch_rows_gained_total",
-        "counter",
         "Rows that came while their batch waited for them",
         lambda each: each.statistics.counts.get(GAINED_ROWS, 0),
     ),
@@ -234,13 +227,13 @@ CACHE_SUMMARIES = (
 )
 
 
-def _family(models: Sequence[Shown], name: str, kind: str, text: str, value: Callable[[Shown], float]) -> Family:
+def _family(models: Sequence[Shown], kind: str, name: str, text: str, value: Callable[[Shown], float]) -> Family:
     return Family(name, kind, text, [Sample("", each.labels, value(each)) for each in models])
 
 
 def _families_of(models: Sequence[Shown], texts: Iterable[Text]) -> list[Family]:
-    """Families of models of one kind; none where there is no such model."""
-    return [_family(models, *text) for text in texts] if models else []
+    """Counters of models of one kind; none where there is no such model."""
+    return [_family(models, "counter", *text) for text in texts] if models else []
 
 
 def counter(models: Sequence[Shown], name: str, text: str, of: Callable[[Shown], Labelled]) -> Family:
@@ -259,20 +252,23 @@ def _failures(models: Sequence[Shown]) -> Family:
 
 
 def _duration(models: Sequence[Shown], name: str, text: str, of: str) -> Family:
-    return _family(models, name, "counter", f"Cumulative {text}", lambda each: each.statistics.durations[of].ns // 1000)
+    return _family(models, "counter", name, f"Cumulative {text}", lambda each: each.statistics.durations[of].ns // 1000)
 
 
-PAGING: Sequence[tuple[str, str, str, Callable[[WaitingLine], Mapping[str, int]]]] = (
-    ("seqmesh_paged_out_total", "counter", "Times that a sequence gave up its slot", lambda line: line.paged_out),
-    ("seqmesh_paged_in_total", "counter", "Times that a paged sequence wanted a slot", lambda line: line.paged_in),
-    ("seqmesh_paged_sequences", "gauge", "Live sequences that hold no slot and want none", lambda line: line.paged),
+PAGING: Sequence[tuple[str, str, Callable[[WaitingLine], Mapping[str, int]]]] = (
+    ("seqmesh_paged_out_total", "Times that a sequence gave up its slot", lambda line: line.paged_out),
+    ("seqmesh_paged_in_total", "Times that a paged sequence wanted a slot", lambda line: line.paged_in),
+    ("seqmesh_paged_sequences", "Live sequences that hold no slot and want none", lambda line: line.paged),
 )
-"""Of models with virtual slots: name, kind, help text, and the counts by version."""
+"""Of models with virtual slots: name, help text, and the counts by version."""
 
 
-def _paging() -> Iterable[Text]:
-    for name, kind, text, of in PAGING:
-        yield name, kind, text, lambda each, of=of: of(each.line).get(each.version, 0)
+def _paging(models: Sequence[Shown]) -> list[Family]:
+    return [
+        number_family(name, text, [Sample("", each.labels, of(each.line).get(each.version, 0)) for each in models])
+        for name, text, of in PAGING
+        if models
+    ]
 
 
 def _possible_rows(statistics: ModelStatistics, record: ModelRecord) -> int:
@@ -426,7 +422,7 @@ def unreadable_families(observed: Observed) -> list[Family]:
     be read."""
     samples = [Sample("", {"kind": kind}, count) for kind, count in sorted(observed.unreadable.items())]
     text = "Number of values in Redis that could not be read, by kind of key"
-    return [Family("seqmesh_unreadable_values_total", "counter", text, samples)] if samples else []
+    return [number_family("seqmesh_unreadable_values_total", text, samples)] if samples else []
 
 
 def custom_families(observed: Observed) -> list[Family]:

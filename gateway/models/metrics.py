@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.openmetrics import exposition as openmetrics_exposition
 
 from gateway.models.catalog import Catalog
-from gateway.models.exposition import Family
+from gateway.models.exposition import Family, number_family
 from gateway.models.mesh_families import (
     executor_families,
     exemplars_of,
@@ -48,8 +48,7 @@ from shared.store.connections.redis_py import CONNECTION_LOST
 from shared.store.metering import Metering
 
 _untyped: Any = openmetrics_exposition
-MESH_UP = ("seqmesh_gateway_mesh_up", "gauge", "1 when this gateway can read the mesh in Redis")
-"""Name, kind and help."""
+MESH_UP = ("seqmesh_gateway_mesh_up", "1 when this gateway can read the mesh in Redis")
 MESH_LIMIT_S = 3.0
 REDIS_LIMIT_S = 1.0
 """How long a page waits for what Redis holds of the mesh, and then for what Redis tells of itself: together less than
@@ -65,7 +64,6 @@ class Gauge:
     """A number of this gateway that is read at every scrape."""
 
     name: str
-    kind: str
     help: str
     read: Callable[[], float]
 
@@ -110,8 +108,8 @@ class Metrics:
             cause = error.message if isinstance(error, MeshError) else f"Redis has not answered for {MESH_LIMIT_S:g} s"
             logs.warning("metrics without the mesh's", error=cause)
             families, up = await self._redis_alone(), 0.0
-        families.append(Family(*MESH_UP, [Sample("", {}, up)]))
-        families += [Family(own.name, own.kind, own.help, [Sample("", {}, own.read())]) for own in self._gauges]
+        families.append(number_family(*MESH_UP, [Sample("", {}, up)]))
+        families += [number_family(own.name, own.help, [Sample("", {}, own.read())]) for own in self._gauges]
         # On another thread, as in `_mesh`: of a thousand models the page has a hundred thousand lines, which take most
         # of a second, and requests are answered meanwhile.
         return await asyncio.to_thread(self._page, families, openmetrics=openmetrics)

@@ -55,7 +55,7 @@ class Dispatch:
         replies: Replies,
         calls: ScriptCalls,
         *,
-        early_wait_s: float = 0.0,
+        early_wait_s: float,
     ) -> None:
         self._keys = keys
         self._replies = replies

@@ -16,7 +16,7 @@ from shared.contract.limits import IDLE_MS_MAX
 from shared.contract.messages import START, ReplyMessage, encode
 from shared.contract.record import CANCELLED as TOMBSTONE_CANCELLED
 from shared.contract.step_digest import step_digest
-from shared.contract.tenants import NO_TENANTS, Tenants
+from shared.contract.tenants import Tenants
 from shared.statistics.tally import ModelLoad
 from shared.store.keyspace import Keyspace
 from shared.store.script_sender import Call
@@ -80,9 +80,9 @@ class ScriptCalls:
         in_flight_max: int,
         backlog_max: int,
         live_max: int,
-        tenants: Callable[[], Tenants] = lambda: NO_TENANTS,
-        prefers: Callable[[str, str, SequenceId], str] = lambda _model, _version, _sequence: "",
-        summaries: bool = False,
+        tenants: Callable[[], Tenants],
+        prefers: Callable[[str, str, SequenceId], str],
+        summaries: bool,
     ) -> None:
         self._scripts = scripts
         self._stateless = WorkScripts(keys)

@@ -8,7 +8,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from gateway.applications import gauges_of
-from gateway.models.exposition import Family
+from gateway.models.exposition import Family, number_family
 from gateway.models.mesh_families import executor_families, redis_families, request_families, sequence_families
 from gateway.models.metric_families import (
     cache_families,
@@ -135,10 +135,9 @@ def is_of_models(family: Family) -> bool:
 
 def own_metrics() -> Iterable[tuple[str, str, str]]:
     """A gateway's own: name, kind and help."""
-    yield MESH_UP
     nobody: Any = None
-    for gauge in gauges_of(nobody, nobody, nobody):
-        yield gauge.name, gauge.kind, gauge.help
+    for name, told in (MESH_UP, *((gauge.name, gauge.help) for gauge in gauges_of(nobody, nobody, nobody))):
+        yield name, number_family(name, told).kind, told
     for family in ProcessCollector(registry=CollectorRegistry()).collect():
         name = f"{family.name}_total" if family.type == "counter" else family.name
         yield name, family.type, family.documentation
