@@ -1,7 +1,7 @@
 """The parts of a gateway that both protocols use, and the tasks that keep them at work.
 
 The main tasks: `dispatch` sends requests to Redis, `replies` reads the answers, `heartbeat` keeps the reply streams
-alive, `orphans` tells Redis of sequences whose client has left, `catalog` watches the mesh. If a task fails, the whole
+alive, `notices` tells Redis of sequences whose client has left, `catalog` watches the mesh. If a task fails, the whole
 gateway ends. That loses no state: a gateway holds only waiting requests, and clients go on through another gateway.
 """
 
@@ -28,10 +28,9 @@ from gateway.models.runtime_settings import RuntimeSettings
 from gateway.models.statistics import Statistics
 from gateway.requests.allowances import Allowances
 from gateway.requests.dispatch import Dispatch
-from gateway.requests.ensembles.notices import EnsembleNotices
 from gateway.requests.inference import Inference
 from gateway.requests.measures import Measures
-from gateway.requests.orphans import Orphans
+from gateway.requests.notices import Notices
 from gateway.requests.recovery import RestartRecovery
 from gateway.requests.replies import Replies
 from gateway.requests.script_calls import ScriptCalls
@@ -61,7 +60,7 @@ from shared.traces.tracing import Tracing
 
 @dataclass(frozen=True, slots=True)
 class GatewayParts:
-    """What both protocols use. The last four are not used by either, and work in tasks of their own."""
+    """What both protocols use. The last three are not used by either, and work in tasks of their own."""
 
     inference: Inference
     catalog: Catalog
@@ -78,8 +77,7 @@ class GatewayParts:
     metering: Metering
     process: ProcessSettings
     tenants: KnownTenants
-    orphans: Orphans
-    notices: EnsembleNotices
+    notices: Notices
 
 
 @asynccontextmanager
@@ -131,7 +129,7 @@ async def _made(settings: GatewaySettings, name: str, redis: Redis, keys: Keyspa
     tenants = KnownTenants(StoredTenants(redis, keys))
     replies = Replies(redis, keys, gateway, where=where)
     dispatch = _dispatch(settings, redis, keys, scripts, replies, gateway, tenants, catalog)
-    orphans, notices = Orphans(scripts, keys, gateway), EnsembleNotices(scripts, keys)
+    notices = Notices(scripts, keys, gateway)
     memory, unread = MemoryBound(settings.memory_max), UnreadAnswers(settings.max_bytes_unread)
     budget = ByteBudget(settings.max_bytes_in_flight, memory)
     inference = Inference(
@@ -140,7 +138,6 @@ async def _made(settings: GatewaySettings, name: str, redis: Redis, keys: Keyspa
         replies,
         keys,
         tracing,
-        orphans,
         notices,
         in_flight_max=settings.max_requests_in_flight,
         budget=budget,
@@ -171,7 +168,6 @@ async def _made(settings: GatewaySettings, name: str, redis: Redis, keys: Keyspa
         metering=Metering(scripts, keys, measures.meters),
         process=process,
         tenants=tenants,
-        orphans=orphans,
         notices=notices,
     )
 
@@ -209,8 +205,7 @@ def _work(parts: GatewayParts) -> dict[str, Coroutine[Any, Any, None]]:
         "heartbeat": replies.heartbeat(),
         "dispatch": dispatch.run(),
         "waits for slots": dispatch.waits.run(),
-        "orphans": parts.orphans.run(),
-        "ensembles": parts.notices.run(),
+        "notices": parts.notices.run(),
         "catalog": parts.catalog.run(),
         "unserved": unserved.run(),
         "settings": parts.process.run(),

@@ -22,13 +22,13 @@ from gateway.requests.allowances import Allowances
 from gateway.requests.caller import Caller
 from gateway.requests.cancellation import caller_left
 from gateway.requests.dispatch import Dispatch
-from gateway.requests.ensembles.notices import EnsembleNotices
 from gateway.requests.ensembles.requests import Ensembles
 from gateway.requests.ensembles.runs import EnsembleServices
 from gateway.requests.forms import KnownForms
 from gateway.requests.infer_call import InferCall, input_bytes
 from gateway.requests.measures import Measures
-from gateway.requests.orphans import ConnectionSequences, Orphans
+from gateway.requests.notices import Notices
+from gateway.requests.orphans import ConnectionSequences
 from gateway.requests.refusals import decoupled_refusal
 from gateway.requests.replies import Replies, never_sent, unknown_outcome
 from gateway.requests.response_cache import with_cache_key
@@ -66,8 +66,7 @@ class Inference:
         replies: Replies,
         keys: Keyspace,
         tracing: Tracing,
-        orphans: Orphans,
-        notices: EnsembleNotices,
+        notices: Notices,
         *,
         in_flight_max: int,
         budget: ByteBudget,
@@ -85,7 +84,7 @@ class Inference:
         self._replies = replies
         self._keys = keys
         self._tracing = tracing
-        self._orphans = orphans
+        self._notices = notices
         self._in_flight_max = in_flight_max
         self.budget = budget
         self.unread = unread
@@ -114,7 +113,7 @@ class Inference:
 
         def tell(orphan: Orphan) -> None:
             if not self.stopping:
-                self._orphans.tell(orphan)
+                self._notices.orphan(orphan)
 
         return ConnectionSequences(tell)
 

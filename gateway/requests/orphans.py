@@ -13,23 +13,16 @@ late or never sent, the sequence has its whole idle time, as without the paramet
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
 
 from gateway.requests.waiting import PendingRequest
-from shared.contract.ids import GatewayId, SequenceId, ShardId
-from shared.contract.limits import SCRIPT_STEPS_MAX
+from shared.contract.ids import SequenceId
 from shared.contract.messages import END
-from shared.store.connections.redis_py import CONNECTION_LOST
-from shared.store.keyspace import Keyspace
-from shared.store.round_trips import RoundTrips, put_back
 from shared.store.script_values import Orphan
-from shared.store.scripts import Scripts
 
 NOTED_MAX = 16_384
 """Open sequences that one connection remembers, about 200 bytes each. Beyond it the least recently used is dropped."""
-UNTOLD_MAX = 65_536
-"""Orphans that wait to be told to Redis. Beyond it the oldest is dropped."""
 
 
 class ConnectionSequences:
@@ -63,38 +56,3 @@ class ConnectionSequences:
         for orphan in self._open.values():
             self._orphaned(orphan)
         self._open.clear()
-
-
-class Orphans:
-    """The task that tells Redis of orphans."""
-
-    def __init__(self, scripts: Scripts, keys: Keyspace, gateway: GatewayId) -> None:
-        self._scripts = scripts
-        self._trips = RoundTrips(scripts, None, "orphans")
-        self._keys = keys
-        self._gateway = gateway
-        self._untold: deque[Orphan] = deque(maxlen=UNTOLD_MAX)
-
-    def tell(self, orphan: Orphan) -> None:
-        """Queues an orphan for the next round trip."""
-        self._untold.append(orphan)
-        self._trips.due()
-
-    async def run(self) -> None:
-        await self._trips.run(self._depart)
-
-    async def _depart(self) -> bool:
-        """One round trip. Raises one of CONNECTION_LOST; then the orphans are told again, as far as they have room."""
-        taken = [self._untold.popleft() for _ in range(min(len(self._untold), SCRIPT_STEPS_MAX))]
-        if self._untold:
-            self._trips.due()
-        shards: dict[ShardId, list[Orphan]] = {}
-        for orphan in taken:
-            shards.setdefault(self._keys.shard_of(orphan.sequence), []).append(orphan)
-        calls = [self._scripts.orphan(some, gateway=self._gateway) for some in shards.values()]
-        try:
-            await self._trips.tell(calls)
-        except CONNECTION_LOST:
-            put_back(self._untold, taken)
-            raise
-        return True

@@ -23,7 +23,6 @@ from gateway.requests.caller import Caller
 from gateway.requests.dispatch import Dispatch
 from gateway.requests.ensembles.in_order import NOTHING_MORE, AnswersInOrder, Give, Outcome, RunAnswer
 from gateway.requests.ensembles.lines import LinePlace
-from gateway.requests.ensembles.notices import EnsembleNotices
 from gateway.requests.ensembles.plan import EnsemblePlan, PlannedStep
 from gateway.requests.ensembles.progress import (
     AbandonRun,
@@ -41,6 +40,7 @@ from gateway.requests.ensembles.progress import (
     within_ensembles,
 )
 from gateway.requests.infer_call import EnsemblePart, InferCall
+from gateway.requests.notices import Notices
 from gateway.requests.orphans import ConnectionSequences
 from gateway.requests.replies import Replies, unknown_outcome
 from gateway.requests.status import told_of
@@ -77,7 +77,7 @@ class EnsembleServices:
 
     dispatch: Dispatch
     replies: Replies
-    notices: EnsembleNotices
+    notices: Notices
     send: SendRequest
     hold: Callable[[int], None]
 

@@ -15,7 +15,8 @@ import gateway.requests.orphans
 from gateway.parts import GatewayParts
 from gateway.requests.admission import Admitted
 from gateway.requests.infer_call import InferCall
-from gateway.requests.orphans import ConnectionSequences, Orphans
+from gateway.requests.notices import Notices
+from gateway.requests.orphans import ConnectionSequences
 from gateway.requests.waiting import Answer, PendingRequest
 from shared.contract.ids import GatewayId, SequenceId, sequence_id
 from shared.contract.messages import InferMessage, ModelRecord, StepFlag
@@ -238,10 +239,10 @@ async def test_what_redis_was_not_told_is_told_when_it_is_back() -> None:
             return [[True for _ in call] for call in calls]
 
     scripts = Flaky()
-    orphans = Orphans(cast(Scripts, scripts), Keyspace("t", 1), GatewayId("g"))
-    orphans.tell(left("a", "1"))
-    orphans.tell(left("b", "2"))
-    running = asyncio.create_task(orphans.run())
+    notices = Notices(cast(Scripts, scripts), Keyspace("t", 1), GatewayId("g"))
+    notices.orphan(left("a", "1"))
+    notices.orphan(left("b", "2"))
+    running = asyncio.create_task(notices.run())
     async with asyncio.timeout(60):
         await scripts.told.wait()
     running.cancel()

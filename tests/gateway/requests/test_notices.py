@@ -1,4 +1,4 @@
-"""What Redis is told of ensembles: while it is away, the oldest notices are dropped and the newest are kept."""
+"""What Redis is told with nobody waiting: while it is away, the oldest notices are dropped and the newest are kept."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from redis.exceptions import ConnectionError as LostError
 
-from gateway.requests.ensembles.notices import EnsembleNotices
-from shared.contract.ids import SequenceId
+from gateway.requests.notices import Notices
+from shared.contract.ids import GatewayId, SequenceId
 from shared.contract.record import ENDED
 from shared.store.keyspace import Keyspace
 from shared.store.script_values import Ending
@@ -19,7 +19,7 @@ class Scripts:
 
     def __init__(self) -> None:
         self.lost = False
-        self.notices: EnsembleNotices
+        self.notices: Notices
         self.sequences: list[Ending] = []
         self.ended: list[Ending] = []
 
@@ -40,9 +40,9 @@ def ending(number: int) -> Ending:
 
 
 async def test_a_full_queue_drops_its_oldest_notices_when_a_round_trip_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.requests.ensembles.notices.UNTOLD_MAX", 4)
+    monkeypatch.setattr("gateway.requests.notices.UNTOLD_MAX", 4)
     scripts: Any = Scripts()
-    scripts.notices = notices = EnsembleNotices(scripts, Keyspace("test"))
+    scripts.notices = notices = Notices(scripts, Keyspace("test"), GatewayId("g"))
     for number in range(3):
         notices.end(ending(number), ENDED)
     scripts.lost, scripts.sequences = True, [ending(3), ending(4)]
