@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 
 from redis.exceptions import RedisError
 
-from gateway.requests.replies import never_sent
+from gateway.requests.exchange.replies import never_sent
 from gateway.requests.status import told_of
 from shared.contract.errors import MeshError, Reason, SequenceError
 from shared.contract.tenants import EVERY_OTHER, TenantLimits, Tenants

@@ -19,7 +19,7 @@ A cancelled future does not always mean that the client has given up:
 
 from __future__ import annotations
 
-from gateway.requests.dispatch import Dispatch
+from gateway.requests.exchange.dispatch import Dispatch
 from gateway.requests.waiting import PendingRequest
 
 

@@ -21,16 +21,16 @@ from gateway.requests.admission import Admitted, admit, admit_end
 from gateway.requests.allowances import Allowances
 from gateway.requests.caller import Caller
 from gateway.requests.cancellation import caller_left
-from gateway.requests.dispatch import Dispatch
 from gateway.requests.ensembles.requests import Ensembles
 from gateway.requests.ensembles.runs import EnsembleServices
+from gateway.requests.exchange.dispatch import Dispatch
+from gateway.requests.exchange.notices import Notices
+from gateway.requests.exchange.replies import Replies, never_sent, unknown_outcome
 from gateway.requests.forms import KnownForms
 from gateway.requests.infer_call import InferCall, input_bytes
 from gateway.requests.measures import Measures
-from gateway.requests.notices import Notices
 from gateway.requests.orphans import ConnectionSequences
 from gateway.requests.refusals import decoupled_refusal
-from gateway.requests.replies import Replies, never_sent, unknown_outcome
 from gateway.requests.response_cache import with_cache_key
 from gateway.requests.sessions import new_session
 from gateway.requests.status import told_of

@@ -7,8 +7,8 @@ stops closes its connections itself, and its clients go on through another gatew
 
 A connection remembers, for each of its open sequences, the latest step that the mesh accepted over it. The script
 `orphan.lua` compares: if another connection has used the sequence since, the sequence is no orphan. Redis is told of an
-orphan only after it has accepted that step, so no order with `gateway.requests.dispatch` is needed. If the message is
-late or never sent, the sequence has its whole idle time, as without the parameter.
+orphan only after it has accepted that step, so no order with `gateway.requests.exchange.dispatch` is needed. If the
+message is late or never sent, the sequence has its whole idle time, as without the parameter.
 """
 
 from __future__ import annotations

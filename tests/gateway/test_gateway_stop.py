@@ -20,7 +20,7 @@ import gateway.parts
 from deploy.local.embedded import held_port
 from gateway.grpc.server import GrpcServer
 from gateway.ports.serving import PortServer
-from gateway.requests.replies import Replies
+from gateway.requests.exchange.replies import Replies
 from gateway.settings import GatewaySettings
 from shared.contract.ids import sequence_id
 from shared.process.lifecycle import Tasks

@@ -18,7 +18,7 @@ from gateway.bounds.byte_budget import ByteBudget
 from gateway.models.catalog import Catalog
 from gateway.models.repository import EXPLICIT, RepositoryControl
 from gateway.models.runtime_settings import RuntimeSettings
-from gateway.requests.replies import Replies
+from gateway.requests.exchange.replies import Replies
 from shared.contract.errors import NotDoneError, UnavailableError
 from shared.contract.ids import ExecutorId, GatewayId, sequence_id
 from shared.contract.messages import ExecutorRegistration, StepFlag

@@ -2,7 +2,7 @@
 
 python -m tests.mutation --base main --sample 20 --seed 7     of the files changed against a branch
 python -m tests.mutation --files shared/store/connections/link.py --sample 20   of these files, or folders
-python -m tests.mutation --files gateway/requests/dispatch.py --only 113:DropEffect:0   this one fault alone
+python -m tests.mutation --files gateway/requests/exchange/dispatch.py --only 113:DropEffect:0   this one fault alone
 
 The tests of a file are those of its package (tests/<package>) that run the changed line: which do is measured once at
 the beginning, with coverage contexts. Everything happens in a copy of the working tree.

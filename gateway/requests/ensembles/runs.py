@@ -20,7 +20,6 @@ import msgspec
 
 from gateway.bounds.unread_answers import UnreadAnswers, answer_bytes
 from gateway.requests.caller import Caller
-from gateway.requests.dispatch import Dispatch
 from gateway.requests.ensembles.in_order import NOTHING_MORE, AnswersInOrder, Give, Outcome, RunAnswer
 from gateway.requests.ensembles.lines import LinePlace
 from gateway.requests.ensembles.plan import EnsemblePlan, PlannedStep
@@ -39,10 +38,11 @@ from gateway.requests.ensembles.progress import (
     held_tensors,
     within_ensembles,
 )
+from gateway.requests.exchange.dispatch import Dispatch
+from gateway.requests.exchange.notices import Notices
+from gateway.requests.exchange.replies import Replies, unknown_outcome
 from gateway.requests.infer_call import EnsemblePart, InferCall
-from gateway.requests.notices import Notices
 from gateway.requests.orphans import ConnectionSequences
-from gateway.requests.replies import Replies, unknown_outcome
 from gateway.requests.status import told_of
 from gateway.requests.waiting import Accepted, Answer, OpenRequest, PendingRequest
 from shared.contract.errors import Code, MeshError, Reason, SequenceError, UnavailableError

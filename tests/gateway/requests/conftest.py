@@ -25,7 +25,7 @@ def gateway_settings(gateway_settings: GatewaySettings, request: pytest.FixtureR
 @pytest.fixture
 async def proxy(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Proxy]:
     # What a test does while Redis is away may take long.
-    monkeypatch.setattr("gateway.requests.departures.PATIENCE_S", 600.0)
+    monkeypatch.setattr("gateway.requests.exchange.departures.PATIENCE_S", 600.0)
     made = Proxy(redis_url)
     server = await made.start()
     yield made

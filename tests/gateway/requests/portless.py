@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gateway.parts import GatewayParts, running_parts
-from gateway.requests.departures import Departures
+from gateway.requests.exchange.departures import Departures
 from gateway.requests.infer_call import InferCall
 from gateway.settings import GatewaySettings
 from shared.contract.tensors import Tensor

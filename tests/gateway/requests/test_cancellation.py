@@ -150,7 +150,7 @@ async def test_a_step_whose_caller_leaves_while_its_gateway_connects_is_not_sent
 async def test_a_round_trip_carries_no_more_than_redis_runs_at_once(
     parts: GatewayParts, executor: FakeExecutor, bound: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(f"gateway.requests.departures.{bound}", 1)
+    monkeypatch.setattr(f"gateway.requests.exchange.departures.{bound}", 1)
     before = parts.dispatch.round_trips
 
     await asyncio.gather(*(parts.inference.submit(step(1, number, start=True)) for number in range(1, 4)))
@@ -195,7 +195,7 @@ async def test_a_step_that_is_taken_back_while_redis_is_lost_is_answered_as_what
         lost.set()
         return True
 
-    monkeypatch.setattr("gateway.requests.departures.PATIENCE_S", patience_s)
+    monkeypatch.setattr("gateway.requests.exchange.departures.PATIENCE_S", patience_s)
     proxy.cut_before = cut
     behind_proxy.dispatch.withdraw(pending)
     await lost.wait()

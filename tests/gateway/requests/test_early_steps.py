@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gateway.parts import GatewayParts
-from gateway.requests.early_steps import EARLY_STEPS_MAX
+from gateway.requests.exchange.early_steps import EARLY_STEPS_MAX
 from gateway.requests.infer_call import InferCall
 from gateway.requests.waiting import Answer
 from gateway.settings import GatewaySettings

@@ -15,12 +15,12 @@ import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
-import gateway.requests.replies
+import gateway.requests.exchange.replies
 from gateway.models.catalog import Catalog
 from gateway.parts import GatewayParts
-from gateway.requests.departures import LEFT_BYTES_MAX
+from gateway.requests.exchange.departures import LEFT_BYTES_MAX
+from gateway.requests.exchange.replies import Replies
 from gateway.requests.infer_call import InferCall
-from gateway.requests.replies import Replies
 from gateway.settings import GatewaySettings
 from shared.contract.errors import Code, MeshError, Reason, RequestError, SequenceError, UnavailableError
 from shared.contract.ids import GatewayId, ShardId
@@ -56,7 +56,7 @@ async def test_step_that_can_be_told_from_its_first_attempt_survives_a_lost_repl
 @pytest.fixture
 def many_beats(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of gateways that begin behind this."""
-    monkeypatch.setattr(gateway.requests.replies, "HEARTBEAT_S", 0.05)
+    monkeypatch.setattr(gateway.requests.exchange.replies, "HEARTBEAT_S", 0.05)
 
 
 async def test_step_without_identity_fails_with_what_is_unknown_and_the_sequence_goes_on(
@@ -112,7 +112,7 @@ async def test_requests_wait_for_redis_whatever_became_of_the_last_ones_that_los
     with pytest.raises(UnavailableError, match="it is not known"):
         await behind_proxy.inference.submit(step(2))
     later = SimpleNamespace(monotonic=lambda: time.monotonic() + 3600, time_ns=time.time_ns)
-    monkeypatch.setattr("gateway.requests.departures.time", later)
+    monkeypatch.setattr("gateway.requests.exchange.departures.time", later)
     proxy.cut_before = is_submit
 
     assert 5 == total(await behind_proxy.inference.submit(step(4, request_id="a")))
@@ -176,7 +176,7 @@ def floats(count: int) -> InferCall:
 async def test_a_redis_that_stays_away_is_an_error_and_not_a_wait(
     behind_proxy: GatewayParts, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("gateway.requests.departures.PATIENCE_S", 0.1)
+    monkeypatch.setattr("gateway.requests.exchange.departures.PATIENCE_S", 0.1)
     proxy.refuses = True
     proxy.cut_all()
     await asyncio.sleep(0.05)
@@ -227,7 +227,7 @@ async def test_who_joined_a_step_is_told_when_its_record_is_removed(
     joined = [parts.inference.submit(step(2, request_id="b")) for _ in range(2)]
     await settled(parts, 4)
     record = keys.sequence(parts.replies.unanswered[0].sequence).record
-    await asyncio.sleep(4 * gateway.requests.replies.HEARTBEAT_S)
+    await asyncio.sleep(4 * gateway.requests.exchange.replies.HEARTBEAT_S)
     assert not any(one.done() for one in joined), "as long as the record is there"
 
     await executor.redis.unlink(record)
@@ -250,7 +250,7 @@ async def test_who_waits_for_a_stateless_request_is_told_when_that_is_removed(
     await executor.pause()
     waiting = parts.inference.submit(call)
     await settled(parts, 1)
-    await asyncio.sleep(4 * gateway.requests.replies.HEARTBEAT_S)
+    await asyncio.sleep(4 * gateway.requests.exchange.replies.HEARTBEAT_S)
     assert not waiting.done(), "as long as it is there"
 
     await executor.redis.unlink(*keys.work_queue("echo", "1"))
@@ -295,10 +295,10 @@ async def test_lost_reply_streams_are_noticed_and_the_waiting_are_told(
 async def test_reply_streams_are_kept_in_a_redis_without_memory(
     private_server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(gateway.requests.replies, "HEARTBEAT_S", 0.01)
+    monkeypatch.setattr(gateway.requests.exchange.replies, "HEARTBEAT_S", 0.01)
     redis: Any = connect(private_server.url)
     keys, name = Keyspace(shards=1), GatewayId("g")
-    replies = gateway.requests.replies.Replies(redis, keys, name)
+    replies = gateway.requests.exchange.replies.Replies(redis, keys, name)
     await replies.open(ServerRun())
     await redis.config_set("maxmemory", 1)
     beats = asyncio.create_task(replies.heartbeat())
@@ -325,7 +325,7 @@ async def test_a_full_redis_refuses_what_is_new_and_is_no_news_with_every_reques
         told.append(event)
 
     for level in ("error", "info"):
-        monkeypatch.setattr(f"gateway.requests.departures.logs.{level}", tell)
+        monkeypatch.setattr(f"gateway.requests.exchange.departures.logs.{level}", tell)
     redis: Any = connect(private_server.url)
     executor = FakeExecutor(redis, keys)
     await executor.join()
@@ -375,7 +375,7 @@ async def test_step_sent_again_after_another_gateways_step_does_not_run_twice(
     many attempts are lost, and whatever the clock of Redis says afterwards: what counts is when the first one was made.
     """
     monkeypatch.setattr("shared.store.scripts.RETRY_IDS", ids_remembered)
-    monkeypatch.setattr("gateway.requests.dispatch.LATE_PATIENCE_S", 0.05)
+    monkeypatch.setattr("gateway.requests.exchange.dispatch.LATE_PATIENCE_S", 0.05)
     await behind_proxy.inference.submit(step(1, start=True, request_id="a"))
 
     def cut_and_refuse(chunk: bytes) -> bool:
@@ -401,7 +401,7 @@ async def test_step_sent_again_after_another_gateways_step_does_not_run_twice(
         def later_ms(told: Sequence[bytes]) -> int:
             return clock_ms(told) + ahead_ms
 
-        monkeypatch.setattr("gateway.requests.departures.clock_ms", later_ms)
+        monkeypatch.setattr("gateway.requests.exchange.departures.clock_ms", later_ms)
         if cut_again:
             proxy.cut_before = is_submit
         proxy.refuses = False
@@ -505,7 +505,7 @@ async def test_no_request_waits_until_the_clock_is_read_again(
         return await exchange(link, commands, **rest)
 
     monkeypatch.setattr(Link, "exchange", noted)
-    monkeypatch.setattr("gateway.requests.departures.CLOCK_AFTER_S", 0)
+    monkeypatch.setattr("gateway.requests.exchange.departures.CLOCK_AFTER_S", 0)
 
     assert 2 == total(await parts.inference.submit(step(1)))
     async with asyncio.timeout(60):
@@ -519,7 +519,7 @@ async def test_steps_sent_together_and_sent_again_together_run_once(
     behind_proxy: GatewayParts, proxy: Proxy, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
 ):
     """Both were accepted and answered before the connections came back."""
-    monkeypatch.setattr("gateway.requests.dispatch.LATE_PATIENCE_S", 60.0)
+    monkeypatch.setattr("gateway.requests.exchange.dispatch.LATE_PATIENCE_S", 60.0)
     await behind_proxy.inference.submit(step(1, start=True, request_id="a"))
 
     def cut_and_refuse(chunk: bytes) -> bool:
@@ -698,7 +698,7 @@ async def test_beyond_the_bound_of_bytes_callers_are_refused_at_once(parts: Gate
 async def test_replies_that_were_read_stay_in_redis_by_their_bytes_not_their_number(
     gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(gateway.requests.replies, "HEARTBEAT_S", 600.0)
+    monkeypatch.setattr(gateway.requests.exchange.replies, "HEARTBEAT_S", 600.0)
     async with without_ports(gateway_settings, keys) as parts:
         name = f"{keys.base(keys.home_shard('echo'))}replies:*"
         (stream,) = [key async for key in executor.commands.scan_iter(match=name)]

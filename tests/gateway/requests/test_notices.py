@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from redis.exceptions import ConnectionError as LostError
 
-from gateway.requests.notices import Notices
+from gateway.requests.exchange.notices import Notices
 from shared.contract.ids import GatewayId, SequenceId
 from shared.contract.record import ENDED
 from shared.store.keyspace import Keyspace
@@ -40,7 +40,7 @@ def ending(number: int) -> Ending:
 
 
 async def test_a_full_queue_drops_its_oldest_notices_when_a_round_trip_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.requests.notices.UNTOLD_MAX", 4)
+    monkeypatch.setattr("gateway.requests.exchange.notices.UNTOLD_MAX", 4)
     scripts: Any = Scripts()
     scripts.notices = notices = Notices(scripts, Keyspace("test"), GatewayId("g"))
     for number in range(3):

@@ -14,8 +14,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 import gateway.requests.orphans
 from gateway.parts import GatewayParts
 from gateway.requests.admission import Admitted
+from gateway.requests.exchange.notices import Notices
 from gateway.requests.infer_call import InferCall
-from gateway.requests.notices import Notices
 from gateway.requests.orphans import ConnectionSequences
 from gateway.requests.waiting import Answer, PendingRequest
 from shared.contract.ids import GatewayId, SequenceId, sequence_id

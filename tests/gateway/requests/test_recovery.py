@@ -10,8 +10,8 @@ from typing import Any, cast
 import pytest
 from redis.exceptions import ResponseError
 
-from gateway.requests.recovery import RestartRecovery
-from gateway.requests.replies import Replies
+from gateway.requests.exchange.recovery import RestartRecovery
+from gateway.requests.exchange.replies import Replies
 from shared.contract.ids import GatewayId, ShardId
 from shared.store.agreement import join_mesh
 from shared.store.commands import Redis

@@ -11,7 +11,7 @@ import pytest
 from redis.exceptions import NoPermissionError
 
 from gateway.ports.turns import LoopTurns
-from gateway.requests.replies import DELIVERED_AT_ONCE, ENTRY_BYTES, Replies
+from gateway.requests.exchange.replies import DELIVERED_AT_ONCE, ENTRY_BYTES, Replies
 from shared.contract.ids import GatewayId, ShardId
 from shared.store.commands import Redis
 from shared.store.connections.link import Link
@@ -58,7 +58,7 @@ async def test_replies_come_again_when_what_redis_has_refused_for_a_while_is_all
     private_server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An operator changes what the user of the gateways may do: none of them ends for that."""
-    monkeypatch.setattr("gateway.requests.replies.READ_BLOCK_MS", 10)
+    monkeypatch.setattr("gateway.requests.exchange.replies.READ_BLOCK_MS", 10)
     keys, gateway, redis = Keyspace("p"), GatewayId("g"), connect(private_server.url)
     server, refused, exchange = cast("Any", redis), asyncio.Event(), Link.exchange
 
@@ -102,8 +102,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return await exchange(self, commands, **given)
 
     monkeypatch.setattr(Link, "exchange", noted)
-    monkeypatch.setattr("gateway.requests.replies.READ_BYTES", 3 << 20)
-    monkeypatch.setattr("gateway.requests.replies.READ_BLOCK_MS", 600_000)
+    monkeypatch.setattr("gateway.requests.exchange.replies.READ_BYTES", 3 << 20)
+    monkeypatch.setattr("gateway.requests.exchange.replies.READ_BLOCK_MS", 600_000)
     return found
 
 

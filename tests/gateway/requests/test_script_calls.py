@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
+from gateway.requests.exchange.script_calls import PATIENCE_US_MAX, patience_us
 from gateway.requests.infer_call import InferCall
-from gateway.requests.script_calls import PATIENCE_US_MAX, patience_us
 
 
 @pytest.mark.parametrize(

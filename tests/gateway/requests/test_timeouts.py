@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from gateway.parts import GatewayParts
+from gateway.requests.exchange.script_calls import CallKind
 from gateway.requests.infer_call import InferCall
-from gateway.requests.script_calls import CallKind
 from shared.contract.errors import UnavailableError
 from shared.contract.messages import ReplyMessage, encode
 from shared.contract.model_config import DynamicBatching, QueuePolicy, TimeoutAction

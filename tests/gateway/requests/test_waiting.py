@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from gateway.requests.admission import Admitted
+from gateway.requests.exchange.slot_waits import SlotWaits
 from gateway.requests.infer_call import InferCall
-from gateway.requests.slot_waits import SlotWaits
 from gateway.requests.waiting import Answer, PendingRequest
 from shared.contract.errors import (
     Code,

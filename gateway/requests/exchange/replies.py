@@ -16,7 +16,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from gateway.requests.named_callers import NamedCallers
+from gateway.requests.exchange.named_callers import NamedCallers
 from gateway.requests.waiting import PendingRequest
 from shared.contract.errors import MeshError, Reason, SequenceError, UnavailableError
 from shared.contract.ids import GatewayId, ShardId, entry_key

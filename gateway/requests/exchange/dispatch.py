@@ -1,7 +1,7 @@
 """Sends admitted requests to Redis, and says what its answers mean to those who wait.
 
-Each server that holds shards has its departures (`gateway.requests.departures`): while one cannot be reached, the
-requests for the others go on.
+Each server that holds shards has its departures (`gateway.requests.exchange.departures`): while one cannot be reached,
+the requests for the others go on.
 
 Requests whose client has left are withdrawn in the same round trips, after the requests to be sent. So are stateless
 requests that are not taken before their timeout ends.
@@ -16,13 +16,20 @@ from typing import Any
 
 from redis.exceptions import OutOfMemoryError
 
-from gateway.requests.departures import Departures, fail
-from gateway.requests.early_steps import EarlySteps
+from gateway.requests.exchange.departures import Departures, fail
+from gateway.requests.exchange.early_steps import EarlySteps
+from gateway.requests.exchange.replies import Replies, unknown_outcome
+from gateway.requests.exchange.script_calls import (
+    WITHDRAWAL_OF,
+    CallBatch,
+    CallKind,
+    ScriptCalls,
+    is_withdrawal,
+    kind_of,
+)
+from gateway.requests.exchange.slot_waits import SlotWaits
 from gateway.requests.infer_call import with_id
 from gateway.requests.refusals import refusal
-from gateway.requests.replies import Replies, unknown_outcome
-from gateway.requests.script_calls import WITHDRAWAL_OF, CallBatch, CallKind, ScriptCalls, is_withdrawal, kind_of
-from gateway.requests.slot_waits import SlotWaits
 from gateway.requests.waiting import Accepted, PendingRequest, SlotWait
 from shared.contract.errors import NotReadyError
 from shared.contract.ids import ShardId

@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from gateway.requests.replies import unknown_outcome
-from gateway.requests.script_calls import (
+from gateway.requests.exchange.replies import unknown_outcome
+from gateway.requests.exchange.script_calls import (
     WITHDRAWAL_OF,
     CallBatch,
     CallKind,

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from gateway.requests.dispatch import Dispatch
-from gateway.requests.replies import Replies
+from gateway.requests.exchange.dispatch import Dispatch
+from gateway.requests.exchange.replies import Replies
 from shared.contract.ids import ShardId
 from shared.process import logs
 from shared.store.commands import Redis
