@@ -121,20 +121,13 @@ async def _serve_ports(
     servers = await _servers(settings, parts, stop, ports, exposure, regions)
     for name, server in (("http", servers.http), ("grpc", servers.grpc), ("metrics", servers.metrics)):
         tasks.start(server.watched(), name=f"{name} port")
-    grpc_port = servers.grpc.port
-    addresses = ListeningPorts(ports.http.getsockname()[1], grpc_port, ports.metrics.getsockname()[1])
-    logs.info(
-        "gateway ready",
-        host=settings.host,
-        http=addresses.http_port,
-        grpc=addresses.grpc_port,
-        metrics=addresses.metrics_port,
-    )
-    parts.company.takes_calls(await asyncio.to_thread(call_address, settings, grpc_port))
+    http, grpc, metrics = servers.http.port, servers.grpc.port, servers.metrics.port
+    logs.info("gateway ready", host=settings.host, http=http, grpc=grpc, metrics=metrics)
+    parts.company.takes_calls(await asyncio.to_thread(call_address, settings, grpc))
     if ports.share is not None:
         ports.share.opened()
     if on_ready is not None:
-        on_ready(addresses)
+        on_ready(ListeningPorts(http, grpc, metrics))
     try:
         await stop.wait()
         await _drain(parts, servers, settings.exit_timeout_secs)

@@ -79,14 +79,6 @@ class Handshake(asyncio.Protocol):
     def eof_received(self) -> bool | None:
         return None if self._tls is None else self._tls.eof_received()
 
-    def pause_writing(self) -> None:
-        if self._tls is not None:
-            self._tls.pause_writing()
-
-    def resume_writing(self) -> None:
-        if self._tls is not None:
-            self._tls.resume_writing()
-
     def connection_lost(self, exc: Exception | None) -> None:
         if self._tls is not None:
             self._tls.connection_lost(exc)
