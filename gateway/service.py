@@ -123,12 +123,13 @@ async def _serve_ports(
         tasks.start(server.watched(), name=f"{name} port")
     http, grpc, metrics = servers.http.port, servers.grpc.port, servers.metrics.port
     logs.info("gateway ready", host=settings.host, http=http, grpc=grpc, metrics=metrics)
-    parts.company.takes_calls(await asyncio.to_thread(call_address, settings, grpc))
     if ports.share is not None:
         ports.share.opened()
     if on_ready is not None:
         on_ready(ListeningPorts(http, grpc, metrics))
     try:
+        # Which may take long, where a name server is asked.
+        parts.company.takes_calls(await asyncio.to_thread(call_address, settings, grpc))
         await stop.wait()
         await _drain(parts, servers, settings.exit_timeout_secs)
     except BaseException:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import threading
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
@@ -58,6 +59,21 @@ async def test_a_port_is_shared_only_if_all_who_listen_there_say_so(
     async with gateway_running(alone):
         assert "HTTP cannot listen" in await refusal(alone)
         assert "something else listens there" in await refusal(shared_settings)
+
+
+async def test_a_gateway_that_looks_for_its_own_address_keeps_no_other_from_starting(
+    shared_settings: GatewaySettings, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name server may be silent for longer than the other one waits."""
+    both_serve = threading.Event()
+
+    def found(*_: object) -> str:
+        assert both_serve.wait(10)
+        return ""
+
+    monkeypatch.setattr("gateway.service.call_address", found)
+    async with gateway_running(shared_settings), gateway_running(shared_settings):
+        both_serve.set()
 
 
 async def test_a_gateway_of_another_mesh_is_refused(shared_settings: GatewaySettings, executor: FakeExecutor) -> None:
