@@ -88,6 +88,13 @@ class Proxy:
         for writer in self._open:
             writer.close()
 
+    def refuses_behind_submit(self, chunk: bytes) -> bool:
+        """To be `cut_after`: from the next submit on, Redis cannot be reached."""
+        if is_submit(chunk):
+            self.refuses = True
+            asyncio.get_running_loop().call_soon(self.cut_all)
+        return self.refuses
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self.refuses:
             writer.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 from redis.exceptions import ConnectionError as LostError
@@ -41,8 +40,10 @@ class Server:
         return Drawn(granted, 250_001)
 
 
-def noting(entered: Entered, number: int) -> Callable[[MeshError | None], None]:
-    return lambda refusal: entered.append((number, refusal))
+def send(gate: Allowances, entered: Entered, tenant: str, *numbers: int) -> None:
+    """Requests of a tenant, which are noted by number when it is decided upon them."""
+    for number in numbers:
+        gate.enter(tenant, lambda refusal, number=number: entered.append((number, refusal)))
 
 
 async def settle() -> None:
@@ -57,8 +58,7 @@ def allowances(server: Server, **named: TenantLimits) -> Allowances:
 async def test_a_tenant_without_a_rate_enters_at_once() -> None:
     server, entered = Server(0), Entered()
     gate = allowances(server, acme=TenantLimits(live_max=1))
-    for number in range(3):
-        gate.enter("acme", noting(entered, number))
+    send(gate, entered, "acme", *range(3))
 
     assert [(0, None), (1, None), (2, None)] == entered
     assert [] == server.asked
@@ -67,8 +67,7 @@ async def test_a_tenant_without_a_rate_enters_at_once() -> None:
 async def test_requests_enter_in_their_order_and_those_too_many_hear_when_to_come_back() -> None:
     server, entered = Server(2), Entered()
     gate = allowances(server, acme=TenantLimits(steps_per_s=10))
-    for number in range(3):
-        gate.enter("acme", noting(entered, number))
+    send(gate, entered, "acme", *range(3))
     assert [] == entered and 3 == len(gate)
     await settle()
 
@@ -85,10 +84,9 @@ async def test_requests_enter_in_their_order_and_those_too_many_hear_when_to_com
 async def test_a_fast_tenant_draws_ahead_and_later_requests_ask_nobody() -> None:
     server, entered = Server(1000), Entered()
     gate = allowances(server, acme=TenantLimits(steps_per_s=500))
-    gate.enter("acme", noting(entered, 0))
+    send(gate, entered, "acme", 0)
     await settle()
-    for number in range(1, 12):
-        gate.enter("acme", noting(entered, number))
+    send(gate, entered, "acme", *range(1, 12))
 
     assert [11] == server.asked[:1]
     assert list(range(11)) == [number for number, _ in entered]
@@ -101,10 +99,10 @@ async def test_nobody_overtakes_those_who_wait_and_other_tenants_do_not_wait() -
     server, entered = Server(1000), Entered()
     gate = allowances(server, acme=TenantLimits(steps_per_s=1000))
     server.open.clear()
-    gate.enter("acme", noting(entered, 0))
+    send(gate, entered, "acme", 0)
     await settle()
-    gate.enter("acme", noting(entered, 1))
-    gate.enter("blue", noting(entered, 2))
+    send(gate, entered, "acme", 1)
+    send(gate, entered, "blue", 2)
     assert [(2, None)] == entered
     server.open.set()
     await settle()
@@ -117,8 +115,7 @@ async def test_without_redis_everybody_enters() -> None:
     server, entered = Server(0), Entered()
     server.lost = True
     gate = allowances(server, acme=TenantLimits(steps_per_s=1))
-    for number in range(2):
-        gate.enter("acme", noting(entered, number))
+    send(gate, entered, "acme", *range(2))
     await settle()
 
     assert [(0, None), (1, None)] == entered
@@ -128,11 +125,10 @@ async def test_a_rate_that_is_taken_back_holds_nobody_up() -> None:
     server, entered = Server(1), Entered()
     named = {"acme": TenantLimits(steps_per_s=1)}
     gate = Allowances(lambda: Tenants(named), server.draw)
-    gate.enter("acme", noting(entered, 0))
+    send(gate, entered, "acme", 0)
     await settle()
     named = {}
-    for number in (1, 2):
-        gate.enter("acme", noting(entered, number))
+    send(gate, entered, "acme", 1, 2)
 
     assert [(0, None), (1, None), (2, None)] == entered
 
@@ -141,7 +137,7 @@ async def test_made_up_names_take_no_memory_and_are_counted_together(monkeypatch
     server, entered = Server(10**9), Entered()
     gate = Allowances(lambda: Tenants({"acme": TenantLimits(), EVERY_OTHER: TenantLimits(steps_per_s=5)}), server.draw)
     for number in range(TENANTS_MAX + 50):
-        gate.enter(f"made-up-{number}", noting(entered, number))
+        send(gate, entered, f"made-up-{number}", number)
         await settle()
 
     assert TENANTS_MAX + 50 == len(entered)
@@ -152,10 +148,10 @@ async def test_made_up_names_take_no_memory_and_are_counted_together(monkeypatch
 async def test_who_was_quiet_for_longest_is_forgotten_and_who_sends_is_not() -> None:
     server, entered = Server(10**9), Entered()
     gate = Allowances(lambda: Tenants({EVERY_OTHER: TenantLimits(steps_per_s=5)}), server.draw)
-    gate.enter("busy", noting(entered, 0))
+    send(gate, entered, "busy", 0)
     busy = gate._known["busy"]
     for number in range(1, 2 * TENANTS_MAX):
-        gate.enter("busy" if not number % 100 else f"made-up-{number}", noting(entered, number))
+        send(gate, entered, "busy" if not number % 100 else f"made-up-{number}", number)
         await settle()
 
     assert busy is gate._known["busy"]
@@ -166,7 +162,7 @@ async def test_more_tenants_than_are_remembered_may_wait_at_once() -> None:
     server, entered = Server(10**9), Entered()
     gate = Allowances(lambda: Tenants({EVERY_OTHER: TenantLimits(steps_per_s=5)}), server.draw)
     for number in range(TENANTS_MAX + 2):
-        gate.enter(f"made-up-{number}", noting(entered, number))
+        send(gate, entered, f"made-up-{number}", number)
     assert TENANTS_MAX + 2 == len(gate)
     await settle()
 
@@ -178,7 +174,7 @@ async def test_those_who_wait_are_counted_without_a_look_at_the_tenants() -> Non
     server, entered = Server(1), Entered()
     gate = Allowances(lambda: Tenants({EVERY_OTHER: TenantLimits(steps_per_s=1)}), server.draw)
     for number in range(3):
-        gate.enter(f"made-up-{number}", noting(entered, number))
+        send(gate, entered, f"made-up-{number}", number)
     gate._known.clear()
 
     assert 3 == len(gate)
@@ -190,11 +186,10 @@ async def test_requests_whose_allowance_cannot_be_read_are_answered_and_later_on
     server, entered = Server(9), Entered()
     gate = allowances(server, acme=TenantLimits(steps_per_s=1))
     server.broken = True
-    for number in range(2):
-        gate.enter("acme", noting(entered, number))
+    send(gate, entered, "acme", *range(2))
     await settle()
     server.broken = False
-    gate.enter("acme", noting(entered, 2))
+    send(gate, entered, "acme", 2)
     await settle()
 
     assert [0, 1, 2] == [number for number, _ in entered]
@@ -207,7 +202,7 @@ async def test_those_who_wait_when_the_gateway_gives_up_are_told_that_they_were_
     server.open.clear()
     gate = allowances(server, acme=TenantLimits(steps_per_s=1), blue=TenantLimits(steps_per_s=1))
     for number, tenant in enumerate(("acme", "acme", "blue")):
-        gate.enter(tenant, noting(entered, number))
+        send(gate, entered, tenant, number)
     await settle()
 
     gate.give_up("the gateway has stopped")

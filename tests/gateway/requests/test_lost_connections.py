@@ -22,7 +22,7 @@ from gateway.requests.exchange.departures import LEFT_BYTES_MAX
 from gateway.requests.exchange.replies import Replies
 from gateway.requests.infer_call import InferCall
 from gateway.settings import GatewaySettings
-from shared.contract.errors import Code, MeshError, Reason, RequestError, SequenceError, UnavailableError
+from shared.contract.errors import Code, Reason, RequestError, SequenceError, UnavailableError
 from shared.contract.ids import GatewayId, ShardId
 from shared.contract.tensors import Tensor
 from shared.store.commands import Redis
@@ -377,15 +377,7 @@ async def test_step_sent_again_after_another_gateways_step_does_not_run_twice(
     monkeypatch.setattr("shared.store.scripts.RETRY_IDS", ids_remembered)
     monkeypatch.setattr("gateway.requests.exchange.dispatch.LATE_PATIENCE_S", 0.05)
     await behind_proxy.inference.submit(step(1, start=True, request_id="a"))
-
-    def cut_and_refuse(chunk: bytes) -> bool:
-        if not is_submit(chunk):
-            return False
-        proxy.refuses = True
-        asyncio.get_running_loop().call_soon(proxy.cut_all)
-        return True
-
-    proxy.cut_after = cut_and_refuse
+    proxy.cut_after = proxy.refuses_behind_submit
     again = behind_proxy.inference.submit(step(2, request_id="b"))
     while len(executor.received) < 2:
         await asyncio.sleep(0.005)
@@ -521,15 +513,7 @@ async def test_steps_sent_together_and_sent_again_together_run_once(
     """Both were accepted and answered before the connections came back."""
     monkeypatch.setattr("gateway.requests.exchange.dispatch.LATE_PATIENCE_S", 60.0)
     await behind_proxy.inference.submit(step(1, start=True, request_id="a"))
-
-    def cut_and_refuse(chunk: bytes) -> bool:
-        if not is_submit(chunk):
-            return False
-        proxy.refuses = True
-        asyncio.get_running_loop().call_soon(proxy.cut_all)
-        return True
-
-    proxy.cut_after = cut_and_refuse
+    proxy.cut_after = proxy.refuses_behind_submit
     again = [behind_proxy.inference.submit(step(value, request_id=str(value))) for value in (2, 4)]
     while len(executor.received) < 3:
         await asyncio.sleep(0.005)
@@ -827,16 +811,6 @@ async def test_request_for_a_model_that_was_loaded_a_moment_ago_is_served(parts:
     first, second = (parts.inference.submit(step(1, start=start)) for start in (True, False))
 
     assert [total(await first), total(await second)] == [1, 2]
-
-
-async def test_unknown_model_stays_an_error(parts: GatewayParts):
-    with pytest.raises(MeshError) as caught:
-        await parts.inference.submit(msgspec.structs.replace(step(1), model="nobody"))
-
-    assert (caught.value.code, caught.value.message) == (
-        Code.NOT_FOUND,
-        "Request for unknown model: 'nobody' is not found",
-    )
 
 
 async def test_read_replies_are_trimmed(parts: GatewayParts, executor: FakeExecutor):
