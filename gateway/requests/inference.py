@@ -386,7 +386,8 @@ class Inference:
         return self._timeout_ms / 1000 - (time.monotonic() - since)
 
     def _expire(self, pending: PendingRequest) -> None:
-        pending.failed(unknown_outcome(pending, f"no answer came within {self._timeout_ms} ms"))
+        unknown = unknown_outcome(pending, f"no answer came within {self._timeout_ms} ms")
+        pending.failed(unknown if pending.sent else self._late())
         if pending.accepted is None:
             self._dispatch.forget(pending)
 

@@ -104,10 +104,10 @@ class Replies:
             del self._waiting[token]
 
     def give_up(self, cause: str) -> None:
-        """Fails every waiting request: its outcome is not known. cause: begins the error's text."""
+        """Fails every waiting request: the outcome of what was sent is not known. cause: begins the error's text."""
         self.has_given_up = True
         for pending in self.unanswered:
-            pending.failed(unknown_outcome(pending, cause))
+            pending.failed(unknown_outcome(pending, cause) if pending.sent else never_sent(cause))
 
     async def open(self, run: ServerRun) -> None:
         """Makes the reply streams. Must end before the first request is sent.
@@ -250,7 +250,7 @@ class Replies:
         """Makes lost streams again, and tells the callers whose replies may have been lost with them."""
         logs.error("reply streams were lost, waiting callers are told", shards=len(gone), waiting=len(self))
         # Listed before the streams exist again: the reply of a request that is sent after that is not lost.
-        lost = [pending for pending in self._waiting.values() if pending.shard in gone]
+        lost = [pending for pending in self._waiting.values() if pending.sent and pending.shard in gone]
         try:
             await self._create(gone, self._redis)
         finally:

@@ -125,11 +125,11 @@ async def test_an_end_that_waits_for_redis_is_in_flight_and_has_its_time_as_any_
     assert 1 == parts.inference.in_flight
     with pytest.raises(UnavailableError, match="1 requests in flight, which is its limit"):
         await parts.inference.submit(close("1-0.1"))
-    with pytest.raises(UnavailableError, match=r"no answer came within 50 ms .* was open: send it again"):
+    with pytest.raises(UnavailableError, match="50 ms were over before the request was sent: send it again"):
         await waiting
     last = parts.inference.submit(close("1-0.1"))
     parts.inference.give_up("the gateway has stopped")
-    with pytest.raises(UnavailableError, match=r"the gateway has stopped while .* was open: send it again"):
+    with pytest.raises(UnavailableError, match="the gateway has stopped before the request was sent: send it again"):
         await last
     proxy.refuses = False
 

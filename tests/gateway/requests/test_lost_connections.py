@@ -103,6 +103,25 @@ async def test_requests_wait_while_redis_is_away_for_a_moment(behind_proxy: Gate
     assert total(await waiting) == 1
 
 
+@pytest.mark.settings(request_timeout_ms=50)
+async def test_a_step_that_redis_was_never_asked_for_may_be_sent_again_whatever_ends_its_wait(
+    behind_proxy: GatewayParts, proxy: Proxy
+) -> None:
+    """Also one that nothing tells from its first attempt: there was none."""
+    proxy.refuses = True
+    proxy.cut_all()
+    with pytest.raises(UnavailableError, match=r"^50 ms were over before the request was sent: send it again$"):
+        await behind_proxy.inference.submit(step(1, start=True))
+    last = behind_proxy.inference.submit(step(1, start=True))
+    with pytest.raises(RedisConnectionError):
+        await behind_proxy.replies._recover(behind_proxy.replies._keys.shards)
+    behind_proxy.inference.give_up("the gateway has stopped")
+
+    with pytest.raises(UnavailableError, match=r"^the gateway has stopped before the request was sent: send it again$"):
+        await last
+    proxy.refuses = False
+
+
 async def test_requests_wait_for_redis_whatever_became_of_the_last_ones_that_lost_it(
     behind_proxy: GatewayParts, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ):
