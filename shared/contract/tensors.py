@@ -131,10 +131,10 @@ def as_float(tensor: Tensor) -> NDArray[np.float64]:
 
 
 def from_numpy(name: str, array: NDArray[Any], datatype: str | None = None) -> Tensor:
-    """The wire form of an array; object and string arrays become BYTES."""
+    """The wire form of an array of little-endian numbers; object and string arrays become BYTES."""
     if array.dtype.kind in TEXT_KINDS or datatype == "BYTES":
         return Tensor(name, "BYTES", array.shape, pack_bytes(array.reshape(-1).tolist()))
-    return Tensor(name, datatype or DATATYPE_OF[array.dtype.newbyteorder("<")], array.shape, array.tobytes())
+    return Tensor(name, datatype or DATATYPE_OF[array.dtype], array.shape, array.tobytes())
 
 
 def pack_bytes(elements: Iterable[bytes | str]) -> bytes:

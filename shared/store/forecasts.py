@@ -40,14 +40,18 @@ class Forecasts:
         if now - self._asked.get(model, -ASK_AGAIN_S) >= ASK_AGAIN_S:
             question = await uttered(self._redis, self._keys, sequence, WishEntry("i", {}))
             self._asked[model] = now
-        forecast = await self._read(model)
-        while forecast is None and question is not None and time.monotonic() - now < PATIENCE_S:
-            await asyncio.sleep(POLL_S)
+        forecast = None
+        try:
             forecast = await self._read(model)
-        if forecast is None and question is not None:
-            # Nobody leads the model: the questions must not pile up. Several may have been on their way at once.
-            await self._redis.xdel(*question)
-            self._asked.pop(model, None)
+            while forecast is None and question is not None and time.monotonic() - now < PATIENCE_S:
+                await asyncio.sleep(POLL_S)
+                forecast = await self._read(model)
+        finally:
+            if forecast is None and question is not None:
+                # Nobody leads the model, or the caller has gone: the questions must not pile up. Several may have been
+                # on their way at once.
+                self._asked.pop(model, None)
+                await self._redis.xdel(*question)
         return forecast
 
     async def _read(self, model: str) -> Forecast | None:

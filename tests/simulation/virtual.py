@@ -34,15 +34,14 @@ CANCELLED_MAX = 400
 
 
 class SimulatedProcess:
-    """What the loop knows of a process. held: nothing of it runs; wall_s: how far its wall clock is off; killed: tells
-    whoever keeps it that it has crashed; None for one that can crash no more.
+    """What the loop knows of a process. held: nothing of it runs; killed: tells whoever keeps it that it has crashed;
+    None for one that can crash no more.
     """
 
     def __init__(self, name: str, killed: Callable[[], None] | None = None) -> None:
         self.name = name
         self.killed = killed
         self.held = False
-        self.wall_s = 0.0
         self.parked: list[asyncio.Handle] = []
         self.context = contextvars.copy_context()
         self.context.run(RUNNING.set, self)
@@ -212,8 +211,7 @@ class VirtualThread:
 
 
 def _wall_s() -> float:
-    process = RUNNING.get()
-    return EPOCH_S + asyncio.get_running_loop().time() + (process.wall_s if process else 0.0)
+    return EPOCH_S + asyncio.get_running_loop().time()
 
 
 def _monotonic_s() -> float:

@@ -61,3 +61,9 @@ def test_every_datatype_of_a_fixed_size_has_its_size() -> None:
     sizes = {f"{kind}{8 * size}": size for kind in ("INT", "UINT") for size in (1, 2, 4, 8)}
 
     assert {**sizes, "BOOL": 1, "FP16": 2, "BF16": 2, "FP32": 4, "FP64": 8} == ELEMENT_BYTES
+
+
+def test_numbers_whose_bytes_stand_the_other_way_round_are_not_taken_for_others() -> None:
+    """Whoever hands out an array of a model's turns it round first."""
+    with pytest.raises(KeyError):
+        from_numpy("N", np.array([1], ">i4"))

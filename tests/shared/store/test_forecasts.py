@@ -48,3 +48,16 @@ async def test_a_leader_is_asked_again_after_a_while_or_when_none_has_answered(
     monkeypatch.setattr(forecasts, "ASK_AGAIN_S", 0)
     await foretold.of(sequence)
     assert 4 == len(asked)
+
+
+async def test_who_leaves_before_a_leader_has_answered_leaves_no_question(redis: Any, key_prefix: str) -> None:
+    keys, sequence = Keyspace(key_prefix), sequence_id("sum", "", 1)
+    foretold = Forecasts(redis, keys)
+    asking = asyncio.create_task(foretold.of(sequence))
+    while not foretold._asked:
+        await asyncio.sleep(0)
+    asking.cancel()
+    await asyncio.wait([asking])
+
+    assert asking.cancelled()
+    assert 0 == await redis.xlen(keys.starts(keys.shard_of(sequence), "sum"))
