@@ -112,13 +112,21 @@ async def commit(
     return code
 
 
+async def accepted(
+    mesh: ScriptedMesh, flags: StepFlag = START, *, correlation_id: int = 7, executor: ExecutorId = ALICE, **how: Any
+) -> InboxStep:
+    """A step of a sequence that waits for a slot, as its owner finds it. how: as of `ScriptedMesh.submission`"""
+    await mesh.submit(mesh.submission(correlation_id, ONE, flags, **how))
+    await mesh.assign(correlation_id, executor)
+    (step,) = await mesh.steps(executor, correlation_id)
+    return step
+
+
 async def start(
     mesh: ScriptedMesh, correlation_id: int = 7, executor: ExecutorId = ALICE, *, flags: StepFlag = START
 ) -> InboxStep:
     """A sequence that has one committed step."""
-    await mesh.submit(mesh.submission(correlation_id, ONE, flags))
-    await mesh.assign(correlation_id, executor)
-    (step,) = await mesh.steps(executor, correlation_id)
+    step = await accepted(mesh, flags, correlation_id=correlation_id, executor=executor)
     assert await commit(mesh, executor, step) is CommitCode.COMMITTED
     return step
 
@@ -247,9 +255,7 @@ class TestSubmit:
 
 class TestRetry:
     async def test_a_committed_step_is_answered_from_store(self, mesh: ScriptedMesh) -> None:
-        await mesh.submit(mesh.submission(7, ONE, START, request_id="a"))
-        await mesh.assign(7, ALICE)
-        (step,) = await mesh.steps(ALICE)
+        step = await accepted(mesh, START, request_id="a")
         await commit(mesh, ALICE, step, request_id="a")
 
         again = await mesh.submit(mesh.submission(7, ONE, START, request_id="a"))
@@ -283,9 +289,7 @@ class TestRetry:
         assert "" != first.run == joined.run == again.run
 
     async def test_an_end_is_answered_again_after_the_sequence_is_over(self, mesh: ScriptedMesh) -> None:
-        await mesh.submit(mesh.submission(7, ONE, START | END, request_id="only"))
-        await mesh.assign(7, ALICE)
-        (step,) = await mesh.steps(ALICE)
+        step = await accepted(mesh, START | END, request_id="only")
         assert CommitCode.OVER is await commit(mesh, ALICE, step, request_id="only")
 
         assert SubmitCode.REPEATED is (await mesh.submit(mesh.submission(7, ONE, START | END, request_id="only"))).code
@@ -317,9 +321,7 @@ class TestGrowingState:
 
     async def begun(self, mesh: ScriptedMesh, length: int) -> InboxStep:
         """A sequence with one committed step and a state of so many parts."""
-        await mesh.submit(mesh.submission(7, ONE, START))
-        await mesh.assign(7, ALICE)
-        (step,) = await mesh.steps(ALICE)
+        step = await accepted(mesh)
         assert CommitCode.COMMITTED is await commit(mesh, ALICE, step, grown=grown(length, length, anew=True))
         return step
 
@@ -436,9 +438,7 @@ class TestCommit:
     async def test_what_was_kept_for_a_replay_goes_when_its_sequence_has_ended_before_its_owner_asked_again(
         self, mesh: ScriptedMesh, begins_anew: bool
     ) -> None:
-        await mesh.submit(mesh.submission(7, ONE, START))
-        await mesh.assign(7, ALICE)
-        (step,) = await mesh.steps(ALICE)
+        step = await accepted(mesh)
         assert CommitCode.COMMITTED is await commit(mesh, ALICE, step, checkpoint=False, base=0, idle_ms=1)
         await marker_is_gone(mesh)
         assert await mesh.expire(7)
@@ -454,9 +454,7 @@ class TestCommit:
     async def test_what_a_new_owner_may_have_to_replay_stays_when_the_old_one_is_refused(
         self, mesh: ScriptedMesh
     ) -> None:
-        await mesh.submit(mesh.submission(7, ONE, START | StepFlag.DURABLE))
-        await mesh.assign(7, ALICE)
-        (step,) = await mesh.steps(ALICE)
+        step = await accepted(mesh, START | StepFlag.DURABLE)
         assert CommitCode.COMMITTED is await commit(mesh, ALICE, step, checkpoint=False, base=0)
         await mesh.reclaim(ALICE)
 
@@ -464,9 +462,7 @@ class TestCommit:
         assert [step] == await mesh.steps(ALICE)
 
     async def test_a_reload_leaves_nothing_of_what_it_ends(self, mesh: ScriptedMesh) -> None:
-        await mesh.submit(mesh.submission(7, ONE, START))
-        await mesh.assign(7, ALICE)
-        (step,) = await mesh.steps(ALICE)
+        step = await accepted(mesh)
         await commit(mesh, ALICE, step, checkpoint=False, base=0)
         await mesh.redis.hset(mesh.keys.sequence(step.sequence).record, "mk", "old")
 
@@ -567,9 +563,7 @@ class TestCommit:
 
     async def test_thousands_of_open_entries_and_of_callers_are_no_bound(self, mesh: ScriptedMesh) -> None:
         """A model with a large checkpoint interval, and a client that retries all the time."""
-        await mesh.submit(mesh.submission(7, ONE, START))
-        await mesh.assign(7, ALICE)
-        (step,) = await mesh.steps(ALICE)
+        step = await accepted(mesh)
         record = mesh.keys.sequence(step.sequence).record
         await mesh.redis.hset(record, "j:1", "".join(f"{GATEWAY} t{n};" for n in range(9_000)))
         entries = [*(f"1-{n}" for n in range(1, 9_000)), step.entry]
