@@ -162,9 +162,13 @@ class Backlog:
     def in_order(self, turns: Turns = NO_TURNS) -> list[BacklogEntry]:
         """All waiting sequences in the order in which they would get slots if no slot became free meanwhile but those
         that they get; next first."""
+        by_age = sorted(self._members.values())
+        if len(self._lines.keys() - {MOVING_LINE}) < 2:
+            # One tenant takes every turn.
+            return by_age
         left, slots, order = Backlog(), Counter(turns.slots), list[BacklogEntry]()
         # What is put into a heap in its order has its place at once.
-        for queued in sorted(self._members.values()):
+        for queued in by_age:
             left._put(queued)
         for sequence in left.in_turn(Turns(slots, turns.shares)):
             order.append(queued := self._members[sequence])
