@@ -66,6 +66,8 @@ FORECAST_TTL_MS = 3000
 """How long a forecast stands: a little longer than until the next one."""
 LATEST_MS = 1 << 53
 """Largest integer that Lua's numbers (doubles) count exactly. A deadline beyond it is spoilt."""
+EXPIRED_MAX = 1024
+"""Idle sequences from which on a look leaves the rest to the next tick: until it is done, nobody gets a slot."""
 RECLAIM_COUNT = 256
 """Sequences or inbox entries that one call of a takeover moves. A script blocks Redis for a few us for each."""
 
@@ -469,13 +471,13 @@ class EffectPerformer:
         return [(sequence, left_ms) for sequence, left_ms in zip(sequences, left, strict=True) if left_ms >= 0]
 
     async def _expire(self, shards: Sequence[ShardId], now_ms: int) -> None:
-        """Ends the due sequences of these shards.
+        """Ends the due sequences of these shards, or some of very many.
 
         The script ends each sequence that it looks at, or gives it a later deadline, or removes its deadline. So no
         sequence is found due twice, unless the clock of Redis is behind `now_ms`: then the look ends as well.
         """
         seen = set[SequenceId]()
-        while shards:
+        while shards and len(seen) < EXPIRED_MAX:
             due = await self._due(shards, now_ms)
             looked_at = [sequence for sequences in due.values() for sequence in sequences]
             if seen.issuperset(looked_at):

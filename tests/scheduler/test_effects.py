@@ -285,6 +285,33 @@ async def test_all_idle_sequences_end_at_one_look_however_many_calls_that_needs(
 
 
 @pytest.mark.leaves_sequences
+async def test_a_look_at_very_many_idle_sequences_leaves_some_to_the_next(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever begins meanwhile does not wait until thousands are over."""
+    monkeypatch.setattr("scheduler.effects.SCRIPT_STEPS_MAX", 2)
+    monkeypatch.setattr("scheduler.effects.EXPIRED_MAX", 4)
+    e1 = await stage.join("e1", slots=32)
+    async with stage.scheduler():
+        await idle(stage, e1, 20)
+    for number in range(1, 21):
+        await stage.end_idle_time(number)
+
+    async with performer(stage) as leader:
+        (looked,) = await leader.perform([LookForExpired(1)])
+
+    states = [(await stage.record(number))["st"] for number in range(1, 21)]
+    assert (4, 16) == (states.count("x"), states.count("l"))
+    assert looked == Looked(1, first_ms=0), "it looks again at the next tick"
+
+    async def all_over() -> bool:
+        return all([(await stage.record(number))["st"] == "x" for number in range(1, 21)])
+
+    async with stage.scheduler():
+        await stage.until(all_over)
+
+
+@pytest.mark.leaves_sequences
 async def test_a_sequence_that_may_be_idle_for_ever_is_never_due(stage: Stage) -> None:
     """As the largest number of microseconds that a configuration can say is meant."""
     batching = SequenceBatching(Direct(), idle_us=(1 << 64) - 1)
