@@ -327,7 +327,7 @@ class EffectPerformer:
             await self._drain(executor, alive=True)
 
     async def _pause(self, action: Pause) -> None:
-        """The wish is removed last: if this leader ends before, the next one drains every inbox and reads it again."""
+        """The wish is removed last: if this leader ends before, the next one takes it in, and inboxes are drained."""
         shard, pausing = self._keys.shard_of(action.sequence), Pausing(action.sequence, action.until_ms)
         ((owner,),) = await self._run([self._scripts.pause([pausing], shard=shard, model=self._model, term=self._term)])
         if owner:

@@ -13,7 +13,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from scheduler.core import invariants
 from scheduler.core.actions import Action, Drain
 from scheduler.core.away import Lent
-from scheduler.core.decide import UNREADABLE, decide, drain_all, in_takeover, is_due, reclaimed_together
+from scheduler.core.decide import UNREADABLE, decide, in_takeover, is_due, reclaimed_together
 from scheduler.core.events import ClockRead, Event, SequenceOver, SequenceWaits, SharesSeen, Tick, VersionsWithdrawn
 from scheduler.core.spares import has_spares_only
 from scheduler.core.state import CONFIRMED, ExecutorPhase, LeaderState, Policy, SequencePhase
@@ -218,7 +218,8 @@ class Leader:
         for begin in range(0, len(events), REBUILT_AT_ONCE):
             actions += self._decide(events[begin : begin + REBUILT_AT_ONCE])
             await asyncio.sleep(0)
-        await self._carry_out([*reclaimed_together(actions), *drain_all(self.state)])
+        await self._carry_out(reclaimed_together(actions))
+        mesh.undrained.set()
         if not self.away:
             await self._lent.complete(self.state)
         self._sweep = self._sweep and not is_swept

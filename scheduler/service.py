@@ -3,6 +3,7 @@
     contend   renews the leases of the models that it leads, asks for the others; starts and stops leaders
     server    drops all leadership when Redis was restarted or replaced, so that it begins again from there
     watch     every tick: polls the executors and the time in Redis for the leaders
+    drain     when leaders have begun: moves on what the ones before them have left in executors' inboxes
     spoilt    every few seconds: looks whether a key was removed that many sequences share
     owners    every few minutes: looks for sequences whose owner nobody knows, and inboxes of such executors
     read      for a few leaders: one blocking read (`scheduler.reader`)
@@ -162,6 +163,7 @@ class Scheduler:
         ):
             self._loops.append(self._tasks.start(self._repeat(name, turn, every_s, block_s), name=name))
         self._loops.append(self._tasks.start(self._follow_server(), name="server"))
+        self._loops.append(self._tasks.start(self._drain_left(), name="drain"))
 
     async def stop(self) -> None:
         """Stops the loops and the leaders, then gives the leases back, so that a standby leads at once.
@@ -300,6 +302,26 @@ class Scheduler:
         if not was_asked:
             await asyncio.sleep(self._settings.tick_ms / 1000)
         return was_asked
+
+    async def _drain_left(self) -> None:
+        """Once for all leaders that have begun meanwhile, and beside them: an inbox may hold very many steps that are
+        kept for a replay, of every model."""
+        mesh, failures = self._mesh, 0
+        while True:
+            await mesh.undrained.wait()
+            mesh.undrained.clear()
+            try:
+                lost = await mesh.reach.lost()
+                poll, _ = await mesh.polls.next()
+                for executor in (member.registration.executor for member in poll.members if member.usable):
+                    for shard in (shard for shard in mesh.keys.shards if shard not in lost):
+                        await mesh.scripts.drain_whole(executor, shard=shard, alive=True)
+                failures = 0
+            except LOST_OR_REFUSED as error:
+                logs.warning("inboxes not drained", cause=str(error))
+                mesh.undrained.set()
+                failures += 1
+                await asyncio.sleep(pause_s(failures))
 
     async def _follow_server(self) -> None:
         """After a restart of Redis or a failover: stops all leaders. New ones rebuild from what is there now."""

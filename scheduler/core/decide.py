@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from scheduler.core import away, balance, expiry, forecasts, paging, spares
-from scheduler.core.actions import Action, Assign, Drain, Forget, LookForExpired, Pause, Reclaim, ReclaimPart, Reject
+from scheduler.core.actions import Action, Assign, Forget, LookForExpired, Pause, Reclaim, ReclaimPart, Reject
 from scheduler.core.backlog import MOVING_RANK
 from scheduler.core.events import (
     Assigned,
@@ -627,12 +627,6 @@ def reclaimed_together(actions: Iterable[Action]) -> list[Action]:
             only = (*before.only, *action.only) if action.only else ()
             wanted[action.executor] = Reclaim(action.executor, action.cause, tuple(dict.fromkeys(only)))
     return [*wanted.values(), *dict.fromkeys(others)]
-
-
-def drain_all(state: LeaderState) -> list[Action]:
-    """Drains every serving executor after a rebuild: the former leader may have reclaimed sequences from it and ended
-    before it moved on their steps."""
-    return [Drain(executor) for executor in in_phase(state, ExecutorPhase.SERVING)]
 
 
 def in_takeover(state: LeaderState) -> list[ExecutorId]:

@@ -15,9 +15,10 @@ from scheduler.core.state import LeaderState, Policy
 from scheduler.effects import EffectPerformer
 from scheduler.leader import REBUILT_AT_ONCE, Leader
 from scheduler.mesh import MeshAccess, Polls
-from shared.contract.ids import Term
+from shared.contract.ids import ExecutorId, Term
 from shared.store.connections.link import LINKS_MAX, Link
 from shared.store.membership import Member, Membership
+from shared.store.scripts import Scripts
 from shared.traces.tracing import Tracing
 from tests.scheduler.stage import MODEL, Stage
 
@@ -126,6 +127,37 @@ async def test_forgetting_an_executor_takes_as_many_commands_however_many_models
     left = 1 + len(stage.keys.shards)  # its registration, and its inbox in each shard
     assert left + 1 + len(stage.keys.shards) == first, "also its lease, and what it owns in each shard"
     assert first + left == len(asked), "nothing is left"
+
+
+@pytest.mark.leaves_sequences
+async def test_leaders_begin_beside_the_drain_of_an_inbox_which_is_one_for_all(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An inbox may hold very many steps that are kept for a replay, of every model."""
+    models = [MODEL, *(f"m{number}" for number in range(20))]
+    for model in models:
+        await stage.publish(model)
+    await stage.join("e1")
+    drained, goes_on = list[ExecutorId](), asyncio.Event()
+
+    async def drain_whole(_: Scripts, executor: ExecutorId, **where: Any) -> None:
+        drained.append(executor)
+        await goes_on.wait()
+
+    monkeypatch.setattr(Scripts, "drain_whole", drain_whole)
+    async with stage.scheduler(spare_slots=0) as scheduler:
+
+        async def all_lead() -> bool:
+            return [*map(bool, (one.positions() for one in scheduler.leaders.values()))] == [True] * len(models)
+
+        async def drained_again() -> bool:
+            return len(drained) == 2
+
+        await stage.until(all_lead)
+        await stage.begin(7)
+        assert ["e1"] == drained
+        goes_on.set()
+        await stage.until(drained_again)
 
 
 async def test_other_tasks_have_their_turn_while_many_sequences_are_rebuilt(
