@@ -12,7 +12,6 @@ import pytest
 from executor.core.state import OWNED_MOVES
 from scheduler.core.state import EXECUTOR_MOVES, SEQUENCE_MOVES
 from shared.store import libraries
-from shared.store.keyspace import TYPES
 from tests.design.references import FOLDERS, PAGES, ROOT, named
 from tests.design.states import RECORD_MOVES, table_moves
 from tests.design.step import LEGS
@@ -82,14 +81,6 @@ def test_rooms_and_what_they_may_import_are_those_of_the_contracts(package: str)
         told.append((name, told_below if knows == "all below" else words(knows)))
 
     assert expected == told
-
-
-def test_every_kind_of_key_is_listed_with_its_type() -> None:
-    listed = {
-        words(kind)[0]: type_ for kind, type_, *_ in rows_below(DESIGN / "architecture.md", "## What lies in Redis")
-    }
-
-    assert dict(TYPES) == listed
 
 
 def test_every_script_is_called_by_the_services_that_are_said_to() -> None:
