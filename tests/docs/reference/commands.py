@@ -11,7 +11,7 @@ from deploy.cli import LazyCommand, main
 from deploy.demo.vad.command import vad
 from shared.settings import SettingOption
 from tests.docs.reference.markdown import code, help_text, page, table, text
-from tests.docs.reference.settings import ORDER
+from tests.docs.reference.settings import ORDER, place_of
 
 MAKEFILE = Path(__file__).resolve().parents[3] / "Makefile"
 INTRO = """
@@ -46,11 +46,12 @@ def section(name: str, command: click.Command) -> str:
     if not isinstance(command, LazyCommand):
         return of_click(name, command, summary)
     if name in ORDER:
-        return f"{title}\n\n{summary} Its flags: [settings](settings.md#seqmesh-{name})."
+        return f"{title}\n\n{summary} Its flags: {place_of(name)}."
     found = command.real()
     if isinstance(found, click.Group):
+        others = [f"Flags that each of these takes beside its own: {place_of(name)}."] if place_of(name) else []
         own = [of_click(f"{name} {each}", command, command.help or "") for each, command in found.commands.items()]
-        return "\n\n".join([title, help_text(found.help or summary), *own])
+        return "\n\n".join([title, help_text(found.help or summary), *others, *own])
     return of_click(name, found, summary)
 
 
@@ -63,15 +64,15 @@ def of_click(name: str, found: click.Command, summary: str) -> str:
     rows = [
         [code(record[0]), option_text(record[1])]
         for parameter in found.params
-        if not (name in ORDER and isinstance(parameter, SettingOption))
+        if not (place_of(name) and isinstance(parameter, SettingOption))
         if (record := parameter.get_help_record(context)) is not None and record[1]
     ]
     if rows:
         parts.append(table(("Option", "Meaning"), rows))
     if found.epilog:
         parts.append(help_text(found.epilog))
-    if name in ORDER:
-        parts.append(f"All other flags: [settings](settings.md#seqmesh-{name}).")
+    if place_of(name) and " " not in name:
+        parts.append(f"All other flags: {place_of(name)}.")
     return "\n\n".join(parts)
 
 

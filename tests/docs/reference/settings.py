@@ -55,7 +55,14 @@ def settings() -> str:
     assert set(ORDER) == set(classes), "a program with settings is not in the page"
     sections = [section(f"`seqmesh {name}`", classes[name]) for name in ORDER]
     operating = ", ".join(f"`seqmesh {name}`" for name in OPERATING)
-    return page("Settings", INTRO, *sections, section(operating, OperatorSettings))
+    return page("Settings", INTRO, *sections, section(f"Commands that operate a mesh\n\n{operating}", OperatorSettings))
+
+
+def place_of(command: str) -> str:
+    """Where the settings of a command are; "" where it has none."""
+    name = command.partition(" ")[0]
+    anchor = "commands-that-operate-a-mesh" if name in OPERATING else f"seqmesh-{name}" if name in ORDER else ""
+    return anchor and f"[settings](settings.md#{anchor})"
 
 
 def section(title: str, settings_type: type[SettingsClass]) -> str:
