@@ -24,6 +24,7 @@ import os
 import re
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -38,6 +39,7 @@ from urllib.parse import quote
 import click
 
 from deploy.local.terminal import say
+from deploy.local.tether import tethered
 
 AppendFsync = Literal["everysec", "always"]
 OLDEST_MAJOR_VERSION = 7
@@ -184,9 +186,12 @@ def vacant_socket(data_dir: Path) -> Generator[Path]:
 
 @contextmanager
 def served(data_dir: Path) -> Generator[str]:
-    """Runs a server on the data of a directory for the block; gives its URL. Raises click.ClickException if it ends."""
+    """Runs a server on the data of a directory for the block; gives its URL. Raises click.ClickException if it ends.
+
+    It is told to end when this process is killed, as nobody else could serve that data before.
+    """
     with vacant_socket(data_dir) as path:
-        command = server_command(data_dir, on_socket(path), "everysec")
+        command = tethered(server_command(data_dir, on_socket(path), "everysec"), signal.SIGTERM)
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=data_dir) as process:
             try:
                 while not serves(path, process.pid):

@@ -69,12 +69,25 @@ def test_data_and_port_survive_a_stop_and_a_crash(private_server: EmbeddedRedis,
         assert client.get("kept") == "1"
 
 
-def test_dies_with_its_parent(tmp_path: Path) -> None:
-    program = (
-        "import sys, time, pathlib; from tests.embedded_redis import EmbeddedRedis\n"
-        "server = EmbeddedRedis(pathlib.Path(sys.argv[1])); server.start()\n"
-        "print(server.pid, flush=True); time.sleep(60)"
-    )
+OF_A_TEST = """
+from tests.embedded_redis import EmbeddedRedis
+server = EmbeddedRedis(pathlib.Path(sys.argv[1]))
+server.start()
+print(server.pid, flush=True)
+time.sleep(60)
+"""
+OF_A_COMMAND = """
+from redis import Redis
+from deploy.local.embedded import served
+with served(pathlib.Path(sys.argv[1])) as url:
+    print(Redis.from_url(url).info()["process_id"], flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("program", [OF_A_TEST, OF_A_COMMAND], ids=["of a test", "of a command"])
+def test_dies_with_its_parent(tmp_path: Path, program: str) -> None:
+    program = f"import pathlib, sys, time\n{program}"
     with subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         server = psutil.Process(int(parent.stdout.readline()))
