@@ -107,7 +107,9 @@ class MeshLines:
 
     def take(self, kind: str, data: bytes) -> None:
         """A message of the stream. Raises msgspec.DecodeError for one that another release would write."""
-        if kind == "view":
+        if kind == "begin":
+            self._last_news = 0  # of a console that was started again, whose numbers begin anew
+        elif kind == "view":
             self._seen = msgspec.json.decode(data, type=MeshSeen)
             self.problem = ""
         elif kind == "events":

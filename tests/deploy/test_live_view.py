@@ -14,6 +14,7 @@ from rich.console import Console
 
 from deploy.console.events import MeshNews
 from deploy.console.history import ChartPoint
+from deploy.console.live import Begin
 from deploy.console.view import ExecutorView, MeshView, ServedView
 from deploy.local.live_view import EXECUTORS_SHOWN, MeshLines, blocks
 
@@ -101,6 +102,16 @@ def test_news_that_are_offered_again_are_shown_once() -> None:
     screen.take("events", encode([news(1, "first"), news(2, "second")]))
 
     assert [line[10:] for line in lines_of(screen)[1:-1]] == ["first", "second"]
+
+
+def test_a_console_that_was_started_again_counts_its_news_anew() -> None:
+    screen = MeshLines()
+    screen.take("events", encode([news(7, "of the console before")]))
+
+    screen.take("begin", encode(Begin([news(1, "seen while nobody looked")], 1000, can_kill=False, release="1")))
+    screen.take("events", encode([news(2, "of this one")]))
+
+    assert [line[10:] for line in lines_of(screen)[1:-1]] == ["of the console before", "of this one"]
 
 
 def test_a_mesh_that_cannot_be_read_is_still_shown_as_it_was() -> None:
