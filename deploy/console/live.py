@@ -1,8 +1,8 @@
 """One reader for any number of pages.
 
 Each page has a mailbox with room for the latest message of each kind: a page that reads slowly misses readings, and
-holds nobody up. While there is no page, nothing is read. A reading that takes long is followed by a longer pause, so
-that readings take at most a tenth of the time, whatever the mesh holds.
+holds nobody up. While there is no page, nothing is read. A reading that takes long is followed by a longer pause
+(`pause_s`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ from shared.store.connections.redis_py import LOST_OR_REFUSED
 PAGES_MAX = 64
 READ_EVERY_S = 1.0
 SHARE_OF_TIME = 10
-"""The pause after a reading is at least so many times what the reading took."""
+"""The pause after a reading is so many times what the reading took: readings take a tenth of the time at most."""
+PAUSE_MAX_S = 8.0
+"""But no longer than this. A Redis that does not answer makes one reading last for ten seconds, and what comes behind
+that must be seen; a page takes a console for gone that says nothing for twenty."""
 LINGER_S = 5.0
 """How long readings go on without a page: one that is loaded anew goes on where it was."""
 
@@ -137,8 +140,7 @@ class LiveMesh:
             await self._wait_for_somebody()
             began = loop.time()
             await self._read()
-            took = loop.time() - began
-            await asyncio.sleep(max(READ_EVERY_S - took, took * SHARE_OF_TIME, 0))
+            await asyncio.sleep(pause_s(loop.time() - began))
 
     async def _wait_for_somebody(self) -> None:
         if self._somebody.is_set():
@@ -191,6 +193,11 @@ class LiveMesh:
             self._problem = text
         for page in self._pages:
             page.put("problem", encode({"text": text}))
+
+
+def pause_s(took_s: float) -> float:
+    """The pause after a reading that took so long."""
+    return min(max(READ_EVERY_S - took_s, took_s * SHARE_OF_TIME), PAUSE_MAX_S)
 
 
 def as_server_sent(messages: Sequence[tuple[str, bytes]]) -> bytes:

@@ -10,11 +10,13 @@ import msgspec
 import pytest
 
 from deploy.console import live as module
-from deploy.console.live import PAGES_MAX, LiveMesh, as_server_sent
+from deploy.console.live import PAGES_MAX, LiveMesh, as_server_sent, pause_s
 from deploy.console.reader import MeshReader, NoMeshError
 from deploy.console.snapshot import Snapshot
+from deploy.local import live_view
 from shared.contract.errors import UnavailableError
 from shared.contract.ids import SequenceId
+from shared.store.connections.redis_py import REPLY_TIMEOUT_S
 from tests.deploy.console.readings import executor, reading, status
 
 
@@ -115,6 +117,19 @@ async def test_a_mesh_that_cannot_be_read_is_told_once_and_read_again(readings: 
             if "The mesh can be read again." in [line["text"] for line in found["events"]]:
                 break
     task.cancel()
+
+
+@pytest.mark.parametrize(("took_s", "rests_s"), [(0.25, 2.5), (1.0, 8.0), (REPLY_TIMEOUT_S, 8.0)])
+def test_a_reading_that_takes_long_is_followed_by_a_rest_in_which_no_page_takes_the_console_for_gone(
+    took_s: float, rests_s: float
+) -> None:
+    """Behind a Redis that was silent for ten seconds the console was silent for a hundred."""
+    assert rests_s == pause_s(took_s)
+    assert took_s + rests_s < min(20, live_view.SILENCE_S)
+
+
+def test_readings_of_an_ordinary_mesh_begin_every_second() -> None:
+    assert pytest.approx(1) == 0.01 + pause_s(0.01)
 
 
 async def test_pages_are_bounded(readings: Readings) -> None:
