@@ -462,6 +462,19 @@ async def test_clients_that_dawdle_hold_nobody_up(gateway: RunningGateway, sessi
     assert all(answer.startswith(b"HTTP/1.1 200 ") for answer in answers)
 
 
+@pytest.mark.parametrize(
+    "sent", [b"\x16\x03\x01\x02\x00", b"GET\r\n\r\n", b"POST / HTTP/1.1\r\ncontent-length: x\r\n\r\n"]
+)
+async def test_what_is_no_http_is_refused(gateway: RunningGateway, session: aiohttp.ClientSession, sent: bytes):
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.addresses.http_port)
+    writer.write(sent + b"\r\n" * 3)
+    answer = await reader.read()
+    writer.close()
+
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert (await post(session, ECHO, body(one("INPUT0", "FP32"))))[0] == 200
+
+
 async def test_a_bulky_document_is_read_and_answered(session: aiohttp.ClientSession):
     numbers = [float(number) for number in range(60_000)]
     status, document = await post(session, ECHO, body(one("INPUT0", "FP32", (1, len(numbers)), data=numbers)))
