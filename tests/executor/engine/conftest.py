@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
+from executor.engine.pytorch.threads import use_threads
 from tests import signal_stack
 from tests.executor.engine.model_workshop import Workshop
 
@@ -24,6 +26,18 @@ def workshop(tmp_path: Path, device: str) -> Iterator[Workshop]:
         yield made
         made.close()
         made.engines.clear()
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory, device: str) -> Iterator[Workshop]:
+    """One whose engines a module's tests share. On a busy machine, two threads that wait for each other take long."""
+    threads = torch.get_num_threads()
+    use_threads(1)
+    torch.manual_seed(1)
+    made = Workshop(tmp_path_factory.mktemp("house"), device)
+    yield made
+    made.close()
+    use_threads(threads)
 
 
 @pytest.fixture

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from executor.engine.backends import installed_backends
-from executor.engine.base import Backend, Engine, LoadRequest, Row, RowError, RowResult
+from executor.engine.base import Backend, Engine, LoadRequest, Row, RowError, RowResult, SeesCancellation
 from executor.engine.pytorch.signature import script_deprecation_ignored
 from shared.contract.limits import VALUE_BYTES_MAX
 from shared.contract.model_config import (
@@ -34,6 +36,17 @@ CONTROLS = (
     ControlSpec("READY", ControlKind.READY, "INT32", (0, 1)),
     ControlSpec("CORRID", ControlKind.CORRID, "UINT64"),
 )
+
+MODEL_HEAD = "import numpy as np\nimport triton_python_backend_utils as pb_utils\n"
+
+
+def fp32(name: str, *dims: int, **more: Any) -> TensorSpec:
+    return TensorSpec(name, "FP32", dims, **more)
+
+
+def fp32_state(name: str, *dims: int, **more: Any) -> StateSpec:
+    """A state `s`, which leaves a model as `s_next`."""
+    return StateSpec(name, f"{name}_next", "FP32", dims, **more)
 
 
 def sequence_config(
@@ -84,6 +97,11 @@ def plain_config(
     )
 
 
+def parameters(**texts: str) -> dict[str, Any]:
+    """Parameters as the JSON of a configuration has them."""
+    return {name: {"string_value": text} for name, text in texts.items()}
+
+
 def find_backend(name: str, folders: Sequence[Path] = ()) -> Backend:
     return installed_backends(folders)[name]
 
@@ -124,9 +142,9 @@ class Workshop:
         )
 
     def python(self, name: str, source: str, **siblings: str) -> Path:
-        """Writes a `model.py`, and modules beside it."""
+        """Writes a `model.py`, which imports numpy and Triton's interface at its top, and modules beside it."""
         directory = self.version_dir(name)
-        (directory / "model.py").write_text(textwrap.dedent(source))
+        (directory / "model.py").write_text(MODEL_HEAD + textwrap.dedent(source))
         for sibling, text in siblings.items():
             (directory / f"{sibling}.py").write_text(textwrap.dedent(text))
         return directory / "model.py"
@@ -198,6 +216,25 @@ def error(engine: Engine, row: Row) -> RowError:
     (ran,) = engine.run([row], [True]).rows
     assert isinstance(ran, RowError), ran
     return ran
+
+
+@contextmanager
+def nobody_waits(engine: Engine, row: Row) -> Generator[None]:
+    """Within the block an engine hears again and again that nobody waits for a row: also once that row runs."""
+    assert isinstance(engine, SeesCancellation)
+    over = threading.Event()
+
+    def cancel() -> None:
+        while not over.wait(0.01):
+            engine.cancel(row)
+
+    cancelling = threading.Thread(target=cancel, daemon=True)
+    cancelling.start()
+    try:
+        yield
+    finally:
+        over.set()
+        cancelling.join()
 
 
 def array(result: RowResult, name: str) -> NDArray[Any]:

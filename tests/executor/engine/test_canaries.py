@@ -7,18 +7,16 @@ the checkpoint they come with. Whatever is not poisoned must have the same bits 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from executor.engine.base import Engine, Row, RowError, RowResult
 from executor.engine.null_rows import NULL_ROW
-from executor.engine.pytorch.threads import use_threads
 from shared.contract.model_config import StateSpec, TensorSpec
 from shared.contract.tensors import Tensor, to_numpy
 from tests.executor.engine import torch_modules
@@ -32,9 +30,6 @@ INPUT, OUTPUT = TensorSpec("x", "FP32", (5,)), TensorSpec("y", "FP32", (3,))
 STATES = (StateSpec("h", "h_next", "FP32", (HIDDEN,)), StateSpec("c", "c_next", "FP32", (HIDDEN,)))
 
 IN_PLACE = """
-    import numpy as np
-    import triton_python_backend_utils as pb_utils
-
     class TritonPythonModel:
         '''Writes its states where it found them.'''
 
@@ -63,16 +58,10 @@ Pair = tuple[Engine, Engine, bool]
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory, device: str) -> Iterator[Workshop]:
-    threads = torch.get_num_threads()
-    use_threads(1)
-    workshop = Workshop(tmp_path_factory.mktemp("canaries"), device)
-    torch.manual_seed(1)
-    workshop.script("canary_pytorch", torch_modules.Gated())
-    workshop.python("canary_python", IN_PLACE)
-    yield workshop
-    workshop.close()
-    use_threads(threads)
+def house(house: Workshop) -> Workshop:
+    house.script("canary_pytorch", torch_modules.Gated())
+    house.python("canary_python", IN_PLACE)
+    return house
 
 
 @pytest.fixture(

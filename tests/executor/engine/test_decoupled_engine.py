@@ -28,8 +28,6 @@ MODEL = """
     import json
     import threading
 
-    import numpy as np
-    import triton_python_backend_utils as pb_utils
 
     FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,20 +18,26 @@ from executor.engine.fixed_shape import ROWS_MULTIPLE, padded_rows
 from executor.engine.null_rows import NULL_ROW
 from executor.engine.pytorch.threads import use_threads
 from executor.models.fixed_shape import TrialResult, trials
-from shared.contract.model_config import ModelConfig, StateSpec, TensorSpec
+from shared.contract.model_config import ModelConfig, TensorSpec
 from shared.contract.tensors import Tensor
 from tests.executor.engine import torch_modules
-from tests.executor.engine.model_workshop import CONTROLS, Workshop, raws, results, sequence_config, wire
+from tests.executor.engine.model_workshop import (
+    CONTROLS,
+    Workshop,
+    fp32,
+    fp32_state,
+    raws,
+    results,
+    sequence_config,
+    wire,
+)
 
 READY = CONTROLS[2:3]
 SLOTS = 13
 STEPS = 5
-STATES = (StateSpec("h", "h_next", "FP32", (21,)), StateSpec("c", "c_next", "FP32", (21,)))
+STATES = (fp32_state("h", 21), fp32_state("c", 21))
 
 GATED_PYTHON = """
-    import numpy as np
-    import triton_python_backend_utils as pb_utils
-
     WEIGHTS = np.random.default_rng(1).standard_normal((26, 84)).astype(np.float32)
 
     class TritonPythonModel:
@@ -58,8 +64,8 @@ def gated_config(backend: str, fixed: str, *, direct: bool, **more: str) -> Mode
     return sequence_config(
         f"gated_{backend}",
         backend,
-        inputs=[TensorSpec("x", "FP32", (5,))],
-        outputs=[TensorSpec("y", "FP32", (3,))],
+        inputs=[fp32("x", 5)],
+        outputs=[fp32("y", 3)],
         states=STATES,
         direct=direct,
         max_batch_size=SLOTS,
@@ -68,17 +74,11 @@ def gated_config(backend: str, fixed: str, *, direct: bool, **more: str) -> Mode
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory, device: str) -> Iterator[Workshop]:
-    """Engines of this module's models, shared by its tests: each test's sequences begin with START."""
-    threads = torch.get_num_threads()
-    use_threads(1)  # also where the mode is off: on a busy machine, two that wait for each other take long
-    workshop = Workshop(tmp_path_factory.mktemp("fixed"), device)
-    torch.manual_seed(1)
-    workshop.script("gated_pytorch", torch_modules.Gated())
-    workshop.python("gated_python", GATED_PYTHON)
-    yield workshop
-    workshop.close()
-    use_threads(threads)
+def house(house: Workshop) -> Workshop:
+    """Each test's sequences begin with START."""
+    house.script("gated_pytorch", torch_modules.Gated())
+    house.python("gated_python", GATED_PYTHON)
+    return house
 
 
 Pair = tuple[Engine, Engine, bool]
@@ -201,9 +201,9 @@ def test_batches_are_padded_only_where_every_shape_is_fixed_and_no_tensor_is_cut
     torch_loose = sequence_config(
         "loose",
         "pytorch",
-        inputs=[TensorSpec("x", "FP32", (-1,))],
-        outputs=[TensorSpec("y", "FP32", (1,))],
-        states=[StateSpec("total", "total_next", "FP32", (1,))],
+        inputs=[fp32("x", -1)],
+        outputs=[fp32("y", 1)],
+        states=[fp32_state("total", 1)],
         parameters={"fixed_shape": "true"},
     )
     house.script("loose", torch_modules.Folding())
@@ -219,9 +219,9 @@ def test_a_state_that_grows_has_the_same_bits_in_any_company(house: Workshop) ->
     config = sequence_config(
         "growing",
         "pytorch",
-        inputs=[TensorSpec("x", "FP32", (1,))],
-        outputs=[TensorSpec("y", "FP32", (1,))],
-        states=[StateSpec("seen", "seen_next", "FP32", (-1,))],
+        inputs=[fp32("x", 1)],
+        outputs=[fp32("y", 1)],
+        states=[fp32_state("seen", -1)],
         parameters={"fixed_shape": "true"},
     )
     together, apart = house.load(config), house.load(config)
@@ -240,9 +240,9 @@ def test_a_row_that_fails_does_not_change_its_neighbours_by_a_bit(house: Worksho
     config = sequence_config(
         "picky",
         "pytorch",
-        inputs=[TensorSpec("x", "FP32", (1,))],
-        outputs=[TensorSpec("y", "FP32", (1,))],
-        states=[StateSpec("total", "total_next", "FP32", (1,))],
+        inputs=[fp32("x", 1)],
+        outputs=[fp32("y", 1)],
+        states=[fp32_state("total", 1)],
         parameters={"fixed_shape": "true"},
     )
     engine, apart = house.load(config), house.load(config)
@@ -262,9 +262,6 @@ def test_a_python_model_that_knows_rows_by_place_keeps_its_place_in_calls_of_one
     workshop.python(
         "placed",
         """
-        import numpy as np
-        import triton_python_backend_utils as pb_utils
-
         class TritonPythonModel:
             def execute(self, requests):
                 ready = [pb_utils.get_input_tensor_by_name(one, "READY").as_numpy().item() for one in requests]
@@ -275,7 +272,7 @@ def test_a_python_model_that_knows_rows_by_place_keeps_its_place_in_calls_of_one
     config = sequence_config(
         "placed",
         "python",
-        inputs=[TensorSpec("x", "FP32", (1,))],
+        inputs=[fp32("x", 1)],
         outputs=[TensorSpec("y", "INT32", (3,))],
         controls=READY,
         direct=True,

@@ -17,9 +17,6 @@ from shared.contract.tensors import from_numpy, to_numpy
 from tests.executor.engine.model_workshop import Workshop, plain_config, sequence_config
 
 KEEPING = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
 class TritonPythonModel:
     '''Answers how many sequences it keeps. 13 cannot be released, and 14 asks for the end of the process.'''
 

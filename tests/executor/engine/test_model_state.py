@@ -22,9 +22,6 @@ from shared.contract.tensors import from_numpy, to_numpy
 from tests.executor.engine.model_workshop import Workshop, sequence_config
 
 SUMS = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
 class TritonPythonModel:
     '''Running sums by correlation id. A negative number fails, after it was added.'''
 
@@ -103,8 +100,6 @@ def test_a_sequence_goes_on_in_another_engine(workshop: Workshop, hands_out: Any
 
 PICKLED = """
 import pickle
-import numpy as np
-import triton_python_backend_utils as pb_utils
 from parts.total import Total, zero
 
 class Sum:

@@ -13,8 +13,6 @@ from tests.executor.engine import torch_modules
 from tests.executor.engine.model_workshop import Workshop, plain_config, results
 
 PYTHON = """
-    import triton_python_backend_utils as pb_utils
-
     class TritonPythonModel:
         def execute(self, requests):
             given = [pb_utils.get_input_tensor_by_name(request, "x").as_numpy() for request in requests]

@@ -15,12 +15,14 @@ from executor.engine.onnx.session import OnnxModel, open_model
 from executor.engine.pytorch.state_values import Texts
 from executor.engine.sessions.checks import SessionCall, checked_call
 from shared.contract.errors import LoadError
-from shared.contract.model_config import ControlKind, ControlSpec, ModelConfig, StateSpec, TensorSpec
+from shared.contract.model_config import ControlKind, ControlSpec, ModelConfig, TensorSpec
 from tests.executor.engine import onnx_models
 from tests.executor.engine.leaky_sum import leaky_config, leaky_row
 from tests.executor.engine.model_workshop import (
     Workshop,
     array,
+    fp32,
+    fp32_state,
     plain_config,
     results,
     sequence_config,
@@ -61,10 +63,7 @@ def test_a_model_with_strings_is_called_without_io_binding_on_a_gpu_too(workshop
 
 def test_a_classifier_whose_probabilities_are_no_tensor_is_refused_with_the_remedy(workshop: Workshop) -> None:
     onnx_models.classifier(workshop.version_dir("classifier") / "model.onnx")
-    told: dict[str, Any] = {
-        "inputs": [TensorSpec("x", "FP32", (2,))],
-        "outputs": [TensorSpec("probabilities", "FP32", (2,))],
-    }
+    told: dict[str, Any] = {"inputs": [fp32("x", 2)], "outputs": [fp32("probabilities", 2)]}
 
     with pytest.raises(LoadError, match=r"which no request can carry; .*skl2onnx: options={'zipmap': False}"):
         workshop.load(plain_config("classifier", "onnxruntime", **told))
@@ -86,9 +85,9 @@ def test_controls_reach_the_model(workshop: Workshop) -> None:
         sequence_config(
             "told",
             "onnxruntime",
-            inputs=[TensorSpec("x", "FP32", (1,))],
-            outputs=[TensorSpec("y", "FP32", (1,))],
-            states=[StateSpec("s", "s_next", "FP32", (1,))],
+            inputs=[fp32("x", 1)],
+            outputs=[fp32("y", 1)],
+            states=[fp32_state("s", 1)],
             controls=[ControlSpec("START", ControlKind.START, "BOOL", (0, 1))],
         )
     )
@@ -117,12 +116,8 @@ def test_scalars_and_inputs_with_a_value_of_their_own(workshop: Workshop) -> Non
         plain_config(
             "odd",
             "onnxruntime",
-            inputs=[
-                TensorSpec("x", "FP32", (-1,)),
-                TensorSpec("scale", "FP32", (1,)),
-                TensorSpec("by", "FP32", (1,), optional=True),
-            ],
-            outputs=[TensorSpec("y", "FP32", (-1,)), TensorSpec("total", "FP32", (1,))],
+            inputs=[fp32("x", -1), fp32("scale", 1), fp32("by", 1, optional=True)],
+            outputs=[fp32("y", -1), fp32("total", 1)],
             max_batch_size=0,
         )
     )

@@ -15,13 +15,16 @@ from executor.engine.base import Engine, Row, RowError
 from executor.engine.openvino.loading import completed
 from executor.engine.openvino.session import options_of
 from shared.contract.errors import LoadError
-from shared.contract.model_config import StateSpec, TensorSpec
+from shared.contract.model_config import TensorSpec
 from tests.executor.engine import onnx_models, openvino_models
 from tests.executor.engine.leaky_sum import leaky_config, leaky_row
 from tests.executor.engine.model_workshop import (
     Workshop,
     array,
     error,
+    fp32,
+    fp32_state,
+    parameters,
     plain_config,
     raws,
     results,
@@ -32,10 +35,6 @@ from tests.executor.engine.openvino_models import op, value
 from tests.markdown_pages import all_blocks
 
 
-def parameters(**texts: str) -> dict[str, Any]:
-    return {name: {"string_value": text} for name, text in texts.items()}
-
-
 def leaky(workshop: Workshop, batch: int = -1, **told: Any) -> Engine:
     openvino_models.leaky_sum(workshop.version_dir("leaky") / "model.xml", batch)
     return workshop.load(leaky_config("openvino"), config_json=json.dumps({"name": "leaky", **told}))
@@ -43,11 +42,7 @@ def leaky(workshop: Workshop, batch: int = -1, **told: Any) -> Engine:
 
 def test_a_failing_row_is_alone_with_its_error(workshop: Workshop) -> None:
     openvino_models.pairs(workshop.version_dir("pairs") / "model.xml")
-    engine = workshop.load(
-        plain_config(
-            "pairs", "openvino", inputs=[TensorSpec("x", "FP32", (-1,))], outputs=[TensorSpec("y", "FP32", (-1, 2))]
-        )
-    )
+    engine = workshop.load(plain_config("pairs", "openvino", inputs=[fp32("x", -1)], outputs=[fp32("y", -1, 2)]))
     rows = [Row({"x": wire("x", [values])}) for values in ([1, 2], [3, 4, 5], [6, 7])]
 
     good, bad, other = engine.run(rows, [False] * 3).rows
@@ -73,9 +68,7 @@ def test_dims_of_the_configuration_are_taken_over_where_it_says_so(workshop: Wor
     path = workshop.version_dir("wide") / "model.xml"
     x = value("x", np.float32, [1, 3])
     openvino_models.save(path, [x], {"y": op.add(x, np.float32(1))})
-    config = plain_config(
-        "wide", "openvino", inputs=[TensorSpec("x", "FP32", (5,))], outputs=[TensorSpec("y", "FP32", (5,))]
-    )
+    config = plain_config("wide", "openvino", inputs=[fp32("x", 5)], outputs=[fp32("y", 5)])
     told = {"max_batch_size": 8, "input": [{"name": "x", "dims": ["5"]}]}
 
     with pytest.raises(LoadError, match=r"the model expects 2 dimensions \(shape \[-1,3\]\)"):
@@ -92,9 +85,7 @@ def test_shapes_that_the_model_cannot_have_are_refused(workshop: Workshop) -> No
     openvino_models.save(
         path, [x], {"y": op.matmul(x, np.ones((3, 2), np.float32), transpose_a=False, transpose_b=False)}
     )
-    config = plain_config(
-        "wide", "openvino", inputs=[TensorSpec("x", "FP32", (5,))], outputs=[TensorSpec("y", "FP32", (2,))]
-    )
+    config = plain_config("wide", "openvino", inputs=[fp32("x", 5)], outputs=[fp32("y", 2)])
     told = {"name": "wide", "max_batch_size": 8, "input": [{"name": "x", "dims": ["5"]}]}
 
     with pytest.raises(LoadError, match="unable to load model 'wide': it cannot have the shapes of its configuration"):
@@ -110,8 +101,8 @@ def test_scalars_are_one_element(workshop: Workshop) -> None:
         plain_config(
             "odd",
             "openvino",
-            inputs=[TensorSpec("x", "FP32", (-1,)), TensorSpec("scale", "FP32", (1,))],
-            outputs=[TensorSpec("y", "FP32", (-1,)), TensorSpec("total", "FP32", (1,))],
+            inputs=[fp32("x", -1), fp32("scale", 1)],
+            outputs=[fp32("y", -1), fp32("total", 1)],
             max_batch_size=0,
         )
     )
@@ -124,13 +115,7 @@ def test_scalars_are_one_element(workshop: Workshop) -> None:
 def test_an_output_may_be_the_next_state(workshop: Workshop) -> None:
     openvino_models.tanh_cell(workshop.version_dir("cell") / "model.xml")
     engine = workshop.load(
-        sequence_config(
-            "cell",
-            "openvino",
-            inputs=[TensorSpec("x", "FP32", (1,))],
-            outputs=[TensorSpec("y", "FP32", (1,))],
-            states=[StateSpec("s", "s_next", "FP32", (1,))],
-        )
+        sequence_config("cell", "openvino", inputs=[fp32("x", 1)], outputs=[fp32("y", 1)], states=[fp32_state("s", 1)])
     )
 
     (first,) = results(engine, [Row({"x": wire("x", [[1]])}, slot=0, start=True)])
@@ -141,7 +126,7 @@ def test_an_output_may_be_the_next_state(workshop: Workshop) -> None:
 
 def test_a_model_that_keeps_state_in_itself_serves_no_sequences(workshop: Workshop) -> None:
     openvino_models.keeps_its_sum(workshop.version_dir("sum") / "model.xml")
-    told: dict[str, Any] = {"inputs": [TensorSpec("x", "FP32", (1,))], "outputs": [TensorSpec("y", "FP32", (1,))]}
+    told: dict[str, Any] = {"inputs": [fp32("x", 1)], "outputs": [fp32("y", 1)]}
 
     with pytest.raises(LoadError, match=r"it keeps 'total' in itself, .*docs/guides/backends.md has"):
         workshop.load(sequence_config("sum", "openvino", **told))
@@ -157,11 +142,7 @@ def test_what_the_guide_makes_of_a_model_that_keeps_state_in_itself_serves_seque
     exec(program, {})
     engine = workshop.load(
         sequence_config(
-            "sum",
-            "openvino",
-            inputs=[TensorSpec("x", "FP32", (1,))],
-            outputs=[TensorSpec("y", "FP32", (1,))],
-            states=[StateSpec("total", "total_next", "FP32", (1,))],
+            "sum", "openvino", inputs=[fp32("x", 1)], outputs=[fp32("y", 1)], states=[fp32_state("total", 1)]
         )
     )
 
@@ -226,7 +207,7 @@ def test_a_tensor_is_found_by_any_of_its_names(workshop: Workshop) -> None:
     x = value("x", np.float32, [-1, 2])
     x.output(0).set_names({"x", "x:0"})
     openvino_models.save(path, [x], {"y": op.add(x, np.float32(1))})
-    inputs, outputs = [TensorSpec("x:0", "FP32", (2,))], [TensorSpec("y", "FP32", (2,))]
+    inputs, outputs = [TensorSpec("x:0", "FP32", (2,))], [fp32("y", 2)]
 
     engine = workshop.load(
         plain_config("named", "openvino", inputs=inputs, outputs=outputs),

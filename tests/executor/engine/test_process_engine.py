@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tarfile
 import textwrap
-import threading
 import time
 import venv
 from collections.abc import Callable
@@ -43,7 +42,14 @@ from shared.contract.errors import LoadError
 from shared.contract.model_config import ModelConfig, StateSpec, TensorSpec
 from shared.contract.tensors import from_numpy, to_numpy
 from shared.statistics.reports import CustomFamily
-from tests.executor.engine.model_workshop import Workshop, find_backend, plain_config, sequence_config
+from tests.executor.engine.model_workshop import (
+    MODEL_HEAD,
+    Workshop,
+    find_backend,
+    nobody_waits,
+    plain_config,
+    sequence_config,
+)
 from tests.executor.engine.test_python_engine import (
     test_every_datatype_passes_through_input_state_and_output_bit_by_bit,
     test_the_running_sum_written_for_triton_runs_unchanged,
@@ -60,8 +66,6 @@ MODEL = """
     import os
     import signal
     import time
-    import numpy as np
-    import triton_python_backend_utils as pb_utils
 
     class TritonPythonModel:
         def initialize(self, args):
@@ -351,8 +355,6 @@ def test_large_tensors_pass_through_shared_memory(workshop: Workshop) -> None:
     workshop.python(
         "echo",
         """
-        import triton_python_backend_utils as pb_utils
-
         class TritonPythonModel:
             def execute(self, requests):
                 given = [pb_utils.get_input_tensor_by_name(request, "INPUT") for request in requests]
@@ -378,9 +380,6 @@ def test_without_memory_for_a_frame_its_row_fails_and_the_instance_goes_on(
     workshop.python(
         "echo",
         f"""
-        import numpy as np
-        import triton_python_backend_utils as pb_utils
-
         class TritonPythonModel:
             def execute(self, requests):
                 values = np.zeros((1, 100_000 if {large == "OUTPUT"} else 1), np.uint8)
@@ -530,8 +529,6 @@ def test_what_the_model_logs_and_counts_is_the_executor_s(
     workshop.python(
         "talker",
         """
-        import triton_python_backend_utils as pb_utils
-
         class TritonPythonModel:
             def initialize(self, args):
                 family = pb_utils.MetricFamily("process_test_seen", "seen", pb_utils.MetricFamily.COUNTER)
@@ -597,8 +594,6 @@ def patient(workshop: Workshop, request: pytest.FixtureRequest) -> Any:
         "patient",
         """
         import time
-        import numpy as np
-        import triton_python_backend_utils as pb_utils
 
         class TritonPythonModel:
             def execute(self, requests):
@@ -637,17 +632,8 @@ def test_a_model_sees_that_nobody_waits_for_a_row_any_more(patient: Any) -> None
     """Only for the row that was cancelled, and only while it runs."""
     engine = patient
     rows = [Row({}, request_id="waits"), Row({}, request_id="waits")]
-    cancelled = threading.Event()
-
-    def cancel() -> None:
-        while not cancelled.wait(0.01):
-            engine.cancel(rows[1])
-
-    thread = threading.Thread(target=cancel, daemon=True)
-    thread.start()
-    seen = seen_by(engine, *rows)
-    cancelled.set()
-    thread.join()
+    with nobody_waits(engine, rows[1]):
+        seen = seen_by(engine, *rows)
     engine.cancel(rows[1])
     assert [False, True] == seen
     assert [False, False] == seen_by(engine, Row({}), Row({}))
@@ -662,8 +648,6 @@ def test_a_model_that_hangs_when_it_is_asked_for_its_readiness_has_one_thread_fo
         """
         import threading
         import time
-        import numpy as np
-        import triton_python_backend_utils as pb_utils
 
         class TritonPythonModel:
             def is_ready(self):
@@ -684,14 +668,9 @@ def test_a_model_that_hangs_when_it_is_asked_for_its_readiness_has_one_thread_fo
     assert [False] * 3 == [engine.is_ready() for _ in range(3)]
 
     # The order to cancel comes behind those to ask.
-    waits, over = Row({}), threading.Event()
-    cancelling = threading.Thread(
-        target=lambda: [engine.cancel(waits) for _ in iter(lambda: over.wait(0.01), True)], daemon=True
-    )
-    cancelling.start()
-    assert [1] == answers(engine, waits)
-    over.set()
-    cancelling.join()
+    waits = Row({})
+    with nobody_waits(engine, waits):
+        assert [1] == answers(engine, waits)
     engine.close()
 
 
@@ -739,9 +718,7 @@ def test_a_process_ends_with_its_executor_and_leaves_no_memory(tmp_path: Path) -
 PACKAGE = "unheard_of_package"
 IN_ENVIRONMENT = f"""
     import sys
-    import numpy as np
     import {PACKAGE}
-    import triton_python_backend_utils as pb_utils
 
     class TritonPythonModel:
         @staticmethod
@@ -987,9 +964,6 @@ def test_a_script_of_activation_that_ends_its_shell_is_named(tmp_path: Path, sta
 
 
 BACKEND = """
-    import numpy as np
-    import triton_python_backend_utils as pb_utils
-
     class TritonPythonModel:
         def initialize(self, args):
             self.text = f"{args['model_name']} {pb_utils.get_model_dir()}"
@@ -1004,7 +978,7 @@ BACKEND = """
 def test_a_folder_with_a_model_py_is_a_backend_for_many_models(workshop: Workshop, own_process: bool) -> None:
     backends = workshop.directory / "backends"
     (backends / "tells").mkdir(parents=True)
-    (backends / "tells" / "model.py").write_text(textwrap.dedent(BACKEND))
+    (backends / "tells" / "model.py").write_text(MODEL_HEAD + textwrap.dedent(BACKEND))
     backend = find_backend("tells", [backends])
 
     for name in ("one", "two"):

@@ -31,6 +31,7 @@ from tests.executor.engine.model_workshop import (
     array,
     controls,
     error,
+    fp32,
     plain_config,
     raws,
     results,
@@ -39,9 +40,6 @@ from tests.executor.engine.model_workshop import (
 )
 
 SUM = """
-    import numpy as np
-    import triton_python_backend_utils as pb_utils
-
     class TritonPythonModel:
         def execute(self, requests):
             responses = []
@@ -91,8 +89,6 @@ def echo(body: str, name: str = "echo") -> str:
     """A model whose `execute` makes each response by `body`, from `value` (the array of input x) and `request`."""
     return f"""
     import json
-    import numpy as np
-    import triton_python_backend_utils as pb_utils
 
     class TritonPythonModel:
         def execute(self, requests):
@@ -149,8 +145,6 @@ def test_the_log_names_a_state_that_the_first_answer_lacks(
 
 
 IN_PLACE = """
-    import triton_python_backend_utils as pb_utils
-
     class TritonPythonModel:
         def execute(self, requests):
             responses = []
@@ -265,9 +259,6 @@ def test_a_wrong_state_fails_its_row_alone(workshop: Workshop, value: int, text:
 
 
 UNREADABLE = """
-    import numpy as np
-    import triton_python_backend_utils as pb_utils
-
     class Mute(Exception):
         def __str__(self):
             raise RuntimeError("no text")
@@ -410,8 +401,6 @@ def test_null_rows_are_requests_whose_responses_count_for_nothing(workshop: Work
         "probe",
         """
         import json
-        import numpy as np
-        import triton_python_backend_utils as pb_utils
 
         class TritonPythonModel:
             def execute(self, requests):
@@ -472,8 +461,6 @@ def test_every_datatype_passes_through_input_state_and_output_bit_by_bit(worksho
     workshop.python(
         "identity",
         """
-        import triton_python_backend_utils as pb_utils
-
         class TritonPythonModel:
             def execute(self, requests):
                 responses = []
@@ -512,7 +499,6 @@ def test_bf16_goes_through_dlpack(workshop: Workshop) -> None:
         "echo",
         """
         import torch
-        import triton_python_backend_utils as pb_utils
 
         class TritonPythonModel:
             def execute(self, requests):
@@ -573,10 +559,7 @@ def test_requests_of_several_rows_and_of_different_shapes_keep_their_own(worksho
     ("body", "text"),
     [
         ("responses = None", "Expected a list in the execute return, found type '<class 'NoneType'>'."),
-        (
-            "pass",
-            "objects. InferenceRequest(s) size is:1, and InferenceResponse(s) size is:0\n",
-        ),
+        ("pass", "objects. InferenceRequest(s) size is:1, and InferenceResponse(s) size is:0\n"),
         ("responses.append(None)", "in the execute function return list, found type '<class 'NoneType'>'."),
         (
             "responses.append('text')",
@@ -647,11 +630,7 @@ def test_the_request_tells_the_model_what_the_client_said(workshop: Workshop) ->
     )
     row = Row({"x": wire("x", [1, 2])}, request_id="r1", timeout_us=5, parameters={"a": 1, "b": "c"}, outputs=("y",))
     config = plain_config(
-        "echo",
-        "python",
-        inputs=[TensorSpec("x", "FP32", (2,))],
-        outputs=[TensorSpec("y", "BYTES", (1,))],
-        max_batch_size=0,
+        "echo", "python", inputs=[fp32("x", 2)], outputs=[TensorSpec("y", "BYTES", (1,))], max_batch_size=0
     )
 
     engine = workshop.load(config)
@@ -712,10 +691,7 @@ def test_reshape_holds_between_client_and_model_both_ways(workshop: Workshop) ->
         ),
     )
     config = plain_config(
-        "echo",
-        "python",
-        inputs=[TensorSpec("x", "FP32", (-1,), reshape=(1, -1))],
-        outputs=[TensorSpec("y", "FP32", (-1,), reshape=(1, -1))],
+        "echo", "python", inputs=[fp32("x", -1, reshape=(1, -1))], outputs=[fp32("y", -1, reshape=(1, -1))]
     )
 
     (result,) = results(workshop.load(config), [Row({"x": wire("x", [[1, 2, 3]])})])
@@ -736,8 +712,6 @@ def test_arrays_are_the_model_s_own_to_write_to(workshop: Workshop) -> None:
 
 
 INSTANCE = """
-    import numpy as np
-    import triton_python_backend_utils as pb_utils
     import counting
 
     calls = 0
@@ -763,9 +737,7 @@ INSTANCE = """
 
 
 def instance_config() -> ModelConfig:
-    return plain_config(
-        "echo", "python", inputs=[TensorSpec("x", "FP32", (2,))], outputs=[TensorSpec("y", "INT32", (1,))]
-    )
+    return plain_config("echo", "python", inputs=[fp32("x", 2)], outputs=[TensorSpec("y", "INT32", (1,))])
 
 
 def test_instances_share_no_module_not_even_siblings(workshop: Workshop) -> None:
@@ -785,8 +757,6 @@ def test_a_model_imports_what_lies_beside_its_versions(workshop: Workshop) -> No
         workshop.python(
             name,
             """
-            import numpy as np
-            import triton_python_backend_utils as pb_utils
             import of_all_versions
 
             class TritonPythonModel:
@@ -845,8 +815,6 @@ def test_files_of_a_model_import_each_other_relatively(workshop: Workshop) -> No
         "echo",
         """
         import pickle
-        import numpy as np
-        import triton_python_backend_utils as pb_utils
         from . import queue
         from .parts.deep import Deep
 
@@ -882,8 +850,6 @@ def test_a_model_that_is_not_asynchronous_finds_an_event_loop_too(workshop: Work
         "echo",
         """
         import asyncio
-        import numpy as np
-        import triton_python_backend_utils as pb_utils
 
         loop = asyncio.get_event_loop()
 
@@ -925,8 +891,6 @@ def test_a_model_is_ready_if_it_says_so_at_once_or_later(workshop: Workshop, che
         "echo",
         f"""
         import asyncio
-        import numpy as np
-        import triton_python_backend_utils as pb_utils
 
         class TritonPythonModel:
             async def execute(self, requests):
@@ -977,8 +941,6 @@ def test_a_change_is_seen_though_size_and_time_of_the_files_are_the_same(
 
 
 PACKAGED = """
-    import numpy as np
-    import triton_python_backend_utils as pb_utils
     from folder import digit as plain
     from package import digit as proper
 
@@ -1072,7 +1034,6 @@ ENDS_A_LOOP = ["SystemExit(3)", "KeyboardInterrupt()", "GeneratorExit()", "async
 
 RAISING = """
     import asyncio
-    import triton_python_backend_utils as pb_utils
 
     class TritonPythonModel:
         def execute(self, requests):
@@ -1094,7 +1055,6 @@ RAISING = """
 
 STOPPING = """
     import asyncio
-    import triton_python_backend_utils as pb_utils
 
     class TritonPythonModel:
         async def execute(self, requests):
@@ -1107,7 +1067,7 @@ STOPPING = """
 
 def test_a_model_that_stops_its_loop_goes_on(workshop: Workshop) -> None:
     workshop.python("stopping", STOPPING)
-    specs = [TensorSpec("INPUT", "FP32", (1,))], [TensorSpec("OUTPUT", "FP32", (1,))]
+    specs = [fp32("INPUT", 1)], [fp32("OUTPUT", 1)]
     engine = workshop.load(plain_config("stopping", "python", inputs=specs[0], outputs=specs[1]))
 
     for value in (1.0, 2.0):
@@ -1140,7 +1100,7 @@ def test_a_task_that_cancels_all_others_when_it_ends_does_not_keep_its_instance_
     workshop: Workshop,
 ) -> None:
     path = workshop.python("leaving", LEAVING)
-    engine = workshop.load(plain_config("leaving", "python", inputs=[TensorSpec("x", "FP32", (1,))], outputs=[]))
+    engine = workshop.load(plain_config("leaving", "python", inputs=[fp32("x", 1)], outputs=[]))
     engine.run([Row({"x": wire("x", [[1]])})], [False])
 
     engine.close()
@@ -1153,7 +1113,7 @@ def test_a_model_that_stops_its_loop_at_its_end_does_not_keep_its_instance_from_
     loop_stops = "loop = asyncio.get_running_loop(); loop.call_later(0.01, loop.stop)"
     source = LEAVING.partition("for task in")[0] + loop_stops
     path = workshop.python("leaving", source)
-    engine: Any = workshop.load(plain_config("leaving", "python", inputs=[TensorSpec("x", "FP32", (1,))], outputs=[]))
+    engine: Any = workshop.load(plain_config("leaving", "python", inputs=[fp32("x", 1)], outputs=[]))
     engine.run([Row({"x": wire("x", [[1]])})], [False])
     loop = engine._coroutines._loop
     given = loop.call_soon_threadsafe
@@ -1170,9 +1130,6 @@ def test_a_model_that_stops_its_loop_at_its_end_does_not_keep_its_instance_from_
 
 
 ODD_ERRORS = """
-    import numpy as np
-    import triton_python_backend_utils as pb_utils
-
     class Odd(pb_utils.TritonError):
         def message(self):
             return {"not": "a text"}
@@ -1196,7 +1153,7 @@ def test_a_model_s_error_is_a_text_and_a_code_whatever_it_is_made_of(
     workshop: Workshop, made: str, code: Code, message: str
 ) -> None:
     workshop.python("odd", ODD_ERRORS.replace("ERROR", made))
-    specs = [TensorSpec("INPUT", "FP32", (1,))], [TensorSpec("OUTPUT", "FP32", (1,))]
+    specs = [fp32("INPUT", 1)], [fp32("OUTPUT", 1)]
     engine = workshop.load(plain_config("odd", "python", inputs=specs[0], outputs=specs[1]))
 
     (result,) = engine.run([Row({"INPUT": wire("INPUT", [[1]], "<f4")})], [False]).rows
@@ -1215,7 +1172,7 @@ def test_what_is_no_exception_fails_its_row_alone_and_neither_readiness_nor_the_
     if asynchronous:
         source = source.replace("def execute", "async def execute")
     workshop.python("raising", source)
-    specs = [TensorSpec("INPUT", "FP32", (1,))], [TensorSpec("OUTPUT", "FP32", (1,))]
+    specs = [fp32("INPUT", 1)], [fp32("OUTPUT", 1)]
     config = plain_config("raising", "python", inputs=specs[0], outputs=specs[1])
     engine = workshop.load(config)
     rows = [Row({"INPUT": wire("INPUT", [[value]], "<f4")}) for value in (1.0, 13.0, 2.0)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import tracemalloc
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -100,12 +99,10 @@ def segments_config(*, direct: bool) -> ModelConfig:
 
 
 @pytest.fixture(scope="module")
-def engines(tmp_path_factory: pytest.TempPathFactory, device: str) -> Iterator[dict[bool, Engine]]:
+def engines(house: Workshop) -> dict[bool, Engine]:
     """By whether the strategy is direct."""
-    workshop = Workshop(tmp_path_factory.mktemp("ragged"), device)
-    workshop.script("segments", torch_modules.Segments())
-    yield {direct: workshop.load(segments_config(direct=direct)) for direct in (False, True)}
-    workshop.close()
+    house.script("segments", torch_modules.Segments())
+    return {direct: house.load(segments_config(direct=direct)) for direct in (False, True)}
 
 
 def step(slot: int, numbers: list[int], *, start: bool) -> Row:

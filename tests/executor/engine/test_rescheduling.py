@@ -11,9 +11,6 @@ from shared.contract.model_config import ModelConfig, StateSpec, TensorSpec
 from tests.executor.engine.model_workshop import Workshop, array, sequence_config, wire
 
 COUNTDOWN = """
-    import numpy as np
-    import triton_python_backend_utils as pb_utils
-
     class TritonPythonModel:
         def initialize(self, args):
             self.passes = {}

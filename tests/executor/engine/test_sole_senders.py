@@ -5,29 +5,26 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 import pytest
 
-from executor.engine.base import BatchResult, Engine, LateAnswer, Row, RowError, RowResult, SeesCancellation
+from executor.engine.base import BatchResult, Engine, LateAnswer, Row, RowError, RowResult
 from executor.engine.python.process.engine import ProcessEngine
 from executor.engine.python.response_senders import CLOSED, SECOND, TOO_EARLY, UNANSWERED
 from executor.workers.worker import EngineWorker
 from shared.contract.ids import InstanceIndex
 from shared.contract.model_config import ModelConfig, Oldest, StateSpec, TensorSpec
-from tests.executor.engine.model_workshop import Workshop, array, plain_config, sequence_config, wire
-from tests.executor.engine.test_decoupled_engine import nobody_waits_for_the_next_one
+from tests.executor.engine.model_workshop import Workshop, array, nobody_waits, plain_config, sequence_config, wire
+from tests.executor.engine.test_decoupled_engine import Recorded, nobody_waits_for_the_next_one
 
 SOURCE = """
     import asyncio
     import threading
     import time
 
-    import numpy as np
-    import triton_python_backend_utils as pb_utils
 
     FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
@@ -134,30 +131,21 @@ def run(engine: Engine, *rows: Row, wanted: bool = True) -> Sequence[Any]:
     return engine.run(rows, [wanted] * len(rows)).rows
 
 
-class Given:
-    """Where a late answer goes. keeps: whether the state may move on"""
+class Given(Recorded):
+    """Where a late answer goes, and how often one came."""
 
-    def __init__(self, *, keeps: bool = True) -> None:
-        self.before: object = None
-        self.last: RowResult | RowError | None = None
-        self.is_cancelled = False
-        self.ended = threading.Event()
-        self.count = 0
-        self._keeps = keeps
+    count = 0
 
     def send(self, answer: RowResult | RowError) -> None:
         raise AssertionError("there is one answer")
 
     def end(self, last: RowResult | RowError, keep_state: Callable[[], None] | None = None) -> None:
         self.count += 1
-        if keep_state is not None and self._keeps:
-            keep_state()
-        self.last = last
-        self.ended.set()
+        super().end(last, keep_state)
 
     @classmethod
     def of(cls, result: Any, *, keeps: bool = True) -> Given:
-        given = cls(keeps=keeps)
+        given = cls(keeps_state=keeps)
         assert isinstance(result.late, LateAnswer), result
         assert result.open
         result.late.give(given)
@@ -393,19 +381,10 @@ while not (sender.is_cancelled() and request.is_cancelled()):
 sender.send(response(value), FINAL)
 """
     engine = load(workshop, stateless(), body)
-    assert isinstance(engine, SeesCancellation)
     one = row(1)
-    over = threading.Event()
 
-    def cancel() -> None:
-        while not over.wait(0.01):
-            engine.cancel(one)
-
-    cancelling = threading.Thread(target=cancel, daemon=True)
-    cancelling.start()
-    (result,) = run(engine, one)
-    over.set()
-    cancelling.join()
+    with nobody_waits(engine, one):
+        (result,) = run(engine, one)
 
     assert 1 == value_of(result)
 

@@ -21,22 +21,21 @@ from tests.executor.engine.model_workshop import (
     Workshop,
     array,
     error,
+    fp32,
+    fp32_state,
+    parameters,
     plain_config,
     results,
     sequence_config,
     wire,
 )
 
-STATE = StateSpec("s", "s_next", "FP32", (3,))
+STATE = fp32_state("s", 3)
 
 
 @pytest.fixture(autouse=True)
 def library() -> Any:
     return tensorflow_models.library()
-
-
-def parameters(**texts: str) -> dict[str, Any]:
-    return {name: {"string_value": text} for name, text in texts.items()}
 
 
 def leaky(workshop: Workshop, signature: str = "serving_default", **told: Any) -> Engine:
@@ -56,7 +55,7 @@ def plus(number: float) -> Any:
 def test_a_tensor_whose_rank_the_model_leaves_open_has_that_of_the_configuration(workshop: Workshop) -> None:
     folder = workshop.version_dir("echo")
     tensorflow_models.identity(folder / "model.savedmodel", "float32", None)
-    spec = [TensorSpec("x", "FP32", (2, 1))], [TensorSpec("y", "FP32", (2, 1))]
+    spec = [fp32("x", 2, 1)], [fp32("y", 2, 1)]
     engine = workshop.load(plain_config("echo", "tensorflow", inputs=spec[0], outputs=spec[1]))
 
     (result,) = results(engine, [Row({"x": wire("x", [[[1], [2]]])})], want_state=False)
@@ -128,9 +127,7 @@ def test_another_signature_and_tag_are_chosen_by_parameters(workshop: Workshop, 
     path = workshop.version_dir("two") / "model.savedmodel"
     tensor = {"x": (library.float32, [None, 1])}
     tensorflow_models.save(path, {"plus": (plus(1), tensor), "minus": (plus(-1), tensor)})
-    config = plain_config(
-        "two", "tensorflow", inputs=[TensorSpec("x", "FP32", (1,))], outputs=[TensorSpec("y", "FP32", (1,))]
-    )
+    config = plain_config("two", "tensorflow", inputs=[fp32("x", 1)], outputs=[fp32("y", 1)])
 
     def engine(**given: str) -> Engine:
         return workshop.load(config, config_json=json.dumps({"parameters": parameters(**given)}))
@@ -155,7 +152,7 @@ def test_a_datatype_that_no_request_can_carry_is_refused(workshop: Workshop) -> 
 def test_a_model_that_writes_to_its_variables_serves_no_sequences(workshop: Workshop) -> None:
     """Alone it is served, as in Triton: a request counts for the next."""
     tensorflow_models.keeps_its_sum(workshop.version_dir("sum") / "model.savedmodel")
-    told: dict[str, Any] = {"inputs": [TensorSpec("x", "FP32", (1,))], "outputs": [TensorSpec("y", "FP32", (1,))]}
+    told: dict[str, Any] = {"inputs": [fp32("x", 1)], "outputs": [fp32("y", 1)]}
 
     engine = workshop.load(plain_config("sum", "tensorflow", **told))
     row = Row({"x": wire("x", [[2]])})
@@ -168,9 +165,7 @@ def test_a_model_that_writes_to_its_variables_serves_no_sequences(workshop: Work
 
 def test_a_file_that_lacks_the_values_of_its_variables_is_refused_with_the_remedy(workshop: Workshop) -> None:
     tensorflow_models.saved_layer(workshop.version_dir("layer") / "model.savedmodel")
-    config = plain_config(
-        "layer", "tensorflow", inputs=[TensorSpec("x", "FP32", (1,))], outputs=[TensorSpec("y", "FP32", (1,))]
-    )
+    config = plain_config("layer", "tensorflow", inputs=[fp32("x", 1)], outputs=[fp32("y", 1)])
 
     with pytest.raises(LoadError, match=r"its variable '.*' has no value in the file.*write it with the method export"):
         workshop.load(config)
@@ -199,12 +194,7 @@ GRAPH = {
 
 
 def graph_config(**changed: Any) -> ModelConfig:
-    given: dict[str, Any] = {
-        "inputs": [TensorSpec("x", "FP32", (3,))],
-        "outputs": [TensorSpec("y", "FP32", (3,))],
-        "states": [STATE],
-        **changed,
-    }
+    given: dict[str, Any] = {"inputs": [fp32("x", 3)], "outputs": [fp32("y", 3)], "states": [STATE], **changed}
     return sequence_config("graph", "tensorflow", **given)
 
 
@@ -235,8 +225,8 @@ def test_a_graph_is_served_by_the_names_of_its_nodes(workshop: Workshop, graph_f
 @pytest.mark.parametrize(
     ("config", "told", "message"),
     [
-        (graph_config(inputs=[TensorSpec("z", "FP32", (3,))]), {"input": [{"name": "z"}]}, "expects 2 inputs"),
-        (graph_config(outputs=[TensorSpec("z", "FP32", (3,))]), {}, "unexpected inference output 'z'"),
+        (graph_config(inputs=[fp32("z", 3)]), {"input": [{"name": "z"}]}, "expects 2 inputs"),
+        (graph_config(outputs=[fp32("z", 3)]), {}, "unexpected inference output 'z'"),
         (graph_config(), {"parameters": parameters(TF_INIT_OPS_FILE="none.json")}, "there is no file 'none.json'"),
     ],
 )

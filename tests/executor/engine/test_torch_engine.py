@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zipfile
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import ml_dtypes
@@ -35,6 +36,8 @@ from tests.executor.engine.model_workshop import (
     array,
     error,
     find_backend,
+    fp32,
+    fp32_state,
     plain_config,
     raws,
     results,
@@ -42,17 +45,12 @@ from tests.executor.engine.model_workshop import (
     wire,
 )
 
-CELL_STATES = (StateSpec("h", "h_next", "FP32", (3,)), StateSpec("c", "c_next", "FP32", (3,)))
+CELL_STATES = (fp32_state("h", 3), fp32_state("c", 3))
 
 
 def cell_config(*, direct: bool = False) -> ModelConfig:
     return sequence_config(
-        "cell",
-        "pytorch",
-        inputs=[TensorSpec("x", "FP32", (3,))],
-        outputs=[TensorSpec("y", "FP32", (3,))],
-        states=CELL_STATES,
-        direct=direct,
+        "cell", "pytorch", inputs=[fp32("x", 3)], outputs=[fp32("y", 3)], states=CELL_STATES, direct=direct
     )
 
 
@@ -60,14 +58,9 @@ def cell_row(slot: int, step: int) -> Row:
     return Row({"x": wire("x", [[slot + step / 8, -slot, step]])}, slot=slot, start=step == 0)
 
 
-def total_config(name: str, dims: tuple[int, ...] = (1,)) -> ModelConfig:
-    return sequence_config(
-        name,
-        "pytorch",
-        inputs=[TensorSpec("x", "FP32", dims)],
-        outputs=[TensorSpec("y", "FP32", (1,))],
-        states=[StateSpec("total", "total_next", "FP32", (1,))],
-    )
+def total_config(name: str, dims: tuple[int, ...] = (1,), **state: Any) -> ModelConfig:
+    states = [fp32_state("total", 1, **state)]
+    return sequence_config(name, "pytorch", inputs=[fp32("x", *dims)], outputs=[fp32("y", 1)], states=states)
 
 
 def test_a_batch_gives_every_row_what_it_gets_alone(workshop: Workshop) -> None:
@@ -180,12 +173,7 @@ def test_with_the_direct_strategy_a_row_s_position_is_its_slot(workshop: Worksho
     """Even where rows run apart because their shapes differ."""
     workshop.script("placed", torch_modules.Placed())
     config = sequence_config(
-        "placed",
-        "pytorch",
-        inputs=[TensorSpec("x", "FP32", (-1,))],
-        outputs=[TensorSpec("y", "FP32", (-1,))],
-        states=[StateSpec("s", "s_next", "FP32", (1,))],
-        direct=True,
+        "placed", "pytorch", inputs=[fp32("x", -1)], outputs=[fp32("y", -1)], states=[fp32_state("s", 1)], direct=True
     )
     engine = workshop.load(config)
     rows = [Row({"x": wire("x", [[0.0] * (1 + slot % 2)])}, slot=slot, start=True) for slot in range(4)]
@@ -207,13 +195,7 @@ def test_the_initial_state_comes_from_its_file_and_a_longer_file_is_cut(workshop
     directory = workshop.directory / "folding" / "initial_state"
     directory.mkdir()
     (directory / "seven").write_bytes(np.array([7, 99], "<f4").tobytes())
-    config = sequence_config(
-        "folding",
-        "pytorch",
-        inputs=[TensorSpec("x", "FP32", (-1,))],
-        outputs=[TensorSpec("y", "FP32", (1,))],
-        states=[StateSpec("total", "total_next", "FP32", (1,), initial_file="seven")],
-    )
+    config = total_config("folding", (-1,), initial_file="seven")
 
     (result,) = results(workshop.load(config), [Row({"x": wire("x", [[1, 2]])}, slot=0, start=True)])
 
@@ -225,13 +207,7 @@ def test_a_short_file_of_initial_state_is_refused_at_load_in_triton_s_words(work
     directory = workshop.directory / "folding" / "initial_state"
     directory.mkdir()
     (directory / "short").write_bytes(b"abc")
-    config = sequence_config(
-        "folding",
-        "pytorch",
-        inputs=[TensorSpec("x", "FP32", (-1,))],
-        outputs=[TensorSpec("y", "FP32", (1,))],
-        states=[StateSpec("total", "total_next", "FP32", (1,), initial_file="short")],
-    )
+    config = total_config("folding", (-1,), initial_file="short")
 
     with pytest.raises(LoadError, match="expects 4 bytes, but the data provided from shortonly has 3 bytes"):
         workshop.load(config)
@@ -245,8 +221,8 @@ def test_states_are_paired_by_declared_names_never_by_sorted_order(
     config = sequence_config(
         "crossed",
         "pytorch",
-        inputs=[TensorSpec("x", "FP32", (1,))],
-        outputs=[TensorSpec("y", "FP32", (1,))],
+        inputs=[fp32("x", 1)],
+        outputs=[fp32("y", 1)],
         states=[StateSpec("alpha", "zz_alpha", "FP32", (1,)), StateSpec("beta", "aa_beta", "FP32", (1,))],
     )
     engine = workshop.load(config)
@@ -319,11 +295,7 @@ def test_rows_of_different_lengths_run_in_groups_and_keep_their_order(workshop: 
 
 def growing_config() -> ModelConfig:
     return sequence_config(
-        "growing",
-        "pytorch",
-        inputs=[TensorSpec("x", "FP32", (-1,))],
-        outputs=[TensorSpec("y", "FP32", (1,))],
-        states=[StateSpec("seen", "seen_next", "FP32", (-1,))],
+        "growing", "pytorch", inputs=[fp32("x", -1)], outputs=[fp32("y", 1)], states=[fp32_state("seen", -1)]
     )
 
 
@@ -343,15 +315,19 @@ def test_a_state_of_variable_shape_grows_per_slot_and_resumes(workshop: Workshop
     assert 4 == array(results(engine, [Row(rows[1].inputs, slot=1)])[0], "y").item()
 
 
-def test_bytes_inputs_outputs_and_states_are_lists_of_strings(workshop: Workshop) -> None:
-    workshop.script("texts", torch_modules.Texts())
-    config = sequence_config(
+def texts_config(**state: Any) -> ModelConfig:
+    return sequence_config(
         "texts",
         "pytorch",
         inputs=[TensorSpec("text", "BYTES", (1,))],
         outputs=[TensorSpec("joined", "BYTES", (1,))],
-        states=[StateSpec("last", "last_next", "BYTES", (1,))],
+        states=[StateSpec("last", "last_next", "BYTES", (1,), **state)],
     )
+
+
+def test_bytes_inputs_outputs_and_states_are_lists_of_strings(workshop: Workshop) -> None:
+    workshop.script("texts", torch_modules.Texts())
+    config = texts_config()
     engine = workshop.load(config)
 
     def rows(texts: list[str], *, start: bool) -> list[Row]:
@@ -378,13 +354,7 @@ def test_strings_of_an_initial_state_must_be_utf_8(workshop: Workshop) -> None:
     folder = workshop.script("texts", torch_modules.Texts()).parents[1] / "initial_state"
     folder.mkdir()
     (folder / "first").write_bytes(pack_bytes([b"\xff"]))
-    config = sequence_config(
-        "texts",
-        "pytorch",
-        inputs=[TensorSpec("text", "BYTES", (1,))],
-        outputs=[TensorSpec("joined", "BYTES", (1,))],
-        states=[StateSpec("last", "last_next", "BYTES", (1,), initial_dims=(1,), initial_file="first")],
-    )
+    config = texts_config(initial_dims=(1,), initial_file="first")
 
     bad_load(workshop, config, "the initial state of 'last' must be UTF-8")
 
@@ -432,8 +402,8 @@ def test_arguments_and_results_are_found_by_name_and_by_index_together(workshop:
     config = sequence_config(
         "indexed",
         "pytorch",
-        inputs=[TensorSpec("second", "FP32", (1,)), TensorSpec("first", "FP32", (1,))],
-        outputs=[TensorSpec("OUT__0", "FP32", (1,))],
+        inputs=[fp32("second", 1), fp32("first", 1)],
+        outputs=[fp32("OUT__0", 1)],
         states=[StateSpec("STATE__2", "NEXT__1", "FP32", (1,))],
     )
     inputs = {"second": wire("second", [[2]]), "first": wire("first", [[10]])}
@@ -454,7 +424,7 @@ def test_inputs_of_other_names_are_given_in_the_order_of_the_configuration(
         "indexed",
         "pytorch",
         inputs=[TensorSpec(name, "FP32", (1,)) for name in names],
-        outputs=[TensorSpec("difference", "FP32", (1,)), TensorSpec("sum", "FP32", (1,))],
+        outputs=[fp32("difference", 1), fp32("sum", 1)],
     )
     inputs = {name: wire(name, [[value]]) for name, value in zip(names, (10, 4, 1), strict=True)}
 
@@ -470,7 +440,7 @@ def test_outputs_of_which_one_has_another_name_are_read_in_order(workshop: Works
         "indexed",
         "pytorch",
         inputs=[TensorSpec(f"IN__{index}", "FP32", (1,)) for index in range(3)],
-        outputs=[TensorSpec("OUT__1", "FP32", (1,)), TensorSpec("sum", "FP32", (1,))],
+        outputs=[fp32("OUT__1", 1), fp32("sum", 1)],
     )
     inputs = {f"IN__{index}": wire(f"IN__{index}", [[value]]) for index, value in enumerate((10, 4, 1))}
 
@@ -484,9 +454,9 @@ def test_a_state_listed_among_the_outputs_is_given_to_the_caller_too(workshop: W
     config = sequence_config(
         "folding",
         "pytorch",
-        inputs=[TensorSpec("x", "FP32", (-1,))],
-        outputs=[TensorSpec("y", "FP32", (1,)), TensorSpec("total_next", "FP32", (1,))],
-        states=[StateSpec("total", "total_next", "FP32", (1,))],
+        inputs=[fp32("x", -1)],
+        outputs=[fp32("y", 1), fp32("total_next", 1)],
+        states=[fp32_state("total", 1)],
     )
 
     (result,) = results(workshop.load(config), [Row({"x": wire("x", [[4]])}, slot=0, start=True)])
@@ -499,9 +469,9 @@ def test_control_tensors_are_arguments_and_null_rows_get_the_false_value(worksho
     config = sequence_config(
         "controlled",
         "pytorch",
-        inputs=[TensorSpec("x", "FP32", (1,))],
-        outputs=[TensorSpec("y", "FP32", (1,))],
-        states=[StateSpec("s", "s_next", "FP32", (1,))],
+        inputs=[fp32("x", 1)],
+        outputs=[fp32("y", 1)],
+        states=[fp32_state("s", 1)],
         controls=[
             ControlSpec("start", ControlKind.START, "FP32", (0, 1)),
             ControlSpec("ready", ControlKind.READY, "FP32", (0, 1)),
@@ -524,10 +494,7 @@ def test_control_tensors_are_arguments_and_null_rows_get_the_false_value(worksho
 def test_an_absent_optional_input_leaves_the_argument_s_default(workshop: Workshop) -> None:
     workshop.script("optional", torch_modules.WithOptional())
     config = plain_config(
-        "optional",
-        "pytorch",
-        inputs=[TensorSpec("x", "FP32", (1,)), TensorSpec("bias", "FP32", (1,), optional=True)],
-        outputs=[TensorSpec("y", "FP32", (1,))],
+        "optional", "pytorch", inputs=[fp32("x", 1), fp32("bias", 1, optional=True)], outputs=[fp32("y", 1)]
     )
     x, bias = wire("x", [[1]]), wire("bias", [[10]])
 
@@ -538,9 +505,7 @@ def test_an_absent_optional_input_leaves_the_argument_s_default(workshop: Worksh
 
 def test_stateless_requests_with_several_rows_are_taken_apart_again(workshop: Workshop) -> None:
     workshop.script("doubled", torch_modules.Doubled())
-    config = plain_config(
-        "doubled", "pytorch", inputs=[TensorSpec("x", "FP32", (2,))], outputs=[TensorSpec("y", "FP32", (2,))]
-    )
+    config = plain_config("doubled", "pytorch", inputs=[fp32("x", 2)], outputs=[fp32("y", 2)])
     contents = [[[1, 2], [3, 4], [5, 6]], [[7, 8]], [[9, 10], [11, 12]]]
 
     ran = results(workshop.load(config), [Row({"x": wire("x", content)}) for content in contents])
@@ -553,9 +518,9 @@ def test_a_model_without_batch_dimension_runs_row_by_row(workshop: Workshop) -> 
     config = sequence_config(
         "unbatched",
         "pytorch",
-        inputs=[TensorSpec("x", "FP32", (2,))],
-        outputs=[TensorSpec("y", "FP32", (2,))],
-        states=[StateSpec("s", "s_next", "FP32", (2,))],
+        inputs=[fp32("x", 2)],
+        outputs=[fp32("y", 2)],
+        states=[fp32_state("s", 2)],
         max_batch_size=0,
     )
     engine = workshop.load(config, slots=1)
@@ -570,10 +535,7 @@ def test_a_model_without_batch_dimension_runs_row_by_row(workshop: Workshop) -> 
 def test_reshape_holds_between_client_and_model_both_ways(workshop: Workshop) -> None:
     workshop.script("doubled", torch_modules.Doubled())
     config = plain_config(
-        "doubled",
-        "pytorch",
-        inputs=[TensorSpec("x", "FP32", (-1, 1), reshape=(1, -1))],
-        outputs=[TensorSpec("y", "FP32", (-1,), reshape=(1, -1))],
+        "doubled", "pytorch", inputs=[fp32("x", -1, 1, reshape=(1, -1))], outputs=[fp32("y", -1, reshape=(1, -1))]
     )
 
     (result,) = results(workshop.load(config), [Row({"x": wire("x", [[[1], [2], [3]]])})])
@@ -589,7 +551,7 @@ def test_only_outputs_asked_for_are_returned_row_by_row(workshop: Workshop, aske
         "indexed",
         "pytorch",
         inputs=[TensorSpec(name, "FP32", (1,)) for name in ("first", "second", "third")],
-        outputs=[TensorSpec("a", "FP32", (1,)), TensorSpec("b", "FP32", (1,))],
+        outputs=[fp32("a", 1), fp32("b", 1)],
     )
     inputs = {name: wire(name, [[1]]) for name in ("first", "second", "third")}
 
@@ -626,10 +588,7 @@ def test_a_wrong_output_names_what_was_expected_and_what_came(
 ) -> None:
     workshop.script("wrong", module())
     config = plain_config(
-        "wrong",
-        "pytorch",
-        inputs=[TensorSpec("x", "FP32", (2,))],
-        outputs=[TensorSpec(name, "FP32", (2,)) for name in outputs],
+        "wrong", "pytorch", inputs=[fp32("x", 2)], outputs=[TensorSpec(name, "FP32", (2,)) for name in outputs]
     )
 
     failed = error(workshop.load(config), Row({"x": wire("x", [[1, 2]])}))
@@ -641,11 +600,7 @@ def test_a_wrong_output_names_what_was_expected_and_what_came(
 def test_a_wrong_state_moves_no_state(workshop: Workshop) -> None:
     workshop.script("growing", torch_modules.Growing())
     config = sequence_config(
-        "growing",
-        "pytorch",
-        inputs=[TensorSpec("x", "FP32", (1,))],
-        outputs=[TensorSpec("y", "FP32", (1,))],
-        states=[StateSpec("seen", "seen_next", "FP32", (1,))],
+        "growing", "pytorch", inputs=[fp32("x", 1)], outputs=[fp32("y", 1)], states=[fp32_state("seen", 1)]
     )
     engine = workshop.load(config)
     before = engine.describe_state(0)
@@ -697,8 +652,8 @@ def test_a_name_that_fits_no_argument_is_refused_with_the_arguments_names(worksh
     config = sequence_config(
         "indexed",
         "pytorch",
-        inputs=[TensorSpec("first", "FP32", (1,)), TensorSpec("second", "FP32", (1,))],
-        outputs=[TensorSpec("a", "FP32", (1,))],
+        inputs=[fp32("first", 1), fp32("second", 1)],
+        outputs=[fp32("a", 1)],
         states=[StateSpec("nobody", "b", "FP32", (1,))],
     )
 
@@ -711,7 +666,7 @@ def test_more_inputs_than_arguments_are_refused_with_the_arguments_names(worksho
         "indexed",
         "pytorch",
         inputs=[TensorSpec(name, "FP32", (1,)) for name in ("first", "second", "third", "nobody")],
-        outputs=[TensorSpec("a", "FP32", (1,))],
+        outputs=[fp32("a", 1)],
     )
 
     bad_load(workshop, config, "there are more of them than arguments, which are 'first', 'second', 'third'")
@@ -719,54 +674,35 @@ def test_more_inputs_than_arguments_are_refused_with_the_arguments_names(worksho
 
 def test_an_argument_that_nothing_fits_is_refused(workshop: Workshop) -> None:
     workshop.script("indexed", torch_modules.Indexed())
-    config = plain_config(
-        "indexed",
-        "pytorch",
-        inputs=[TensorSpec("first", "FP32", (1,))],
-        outputs=[TensorSpec("a", "FP32", (1,))],
-    )
+    config = plain_config("indexed", "pytorch", inputs=[fp32("first", 1)], outputs=[fp32("a", 1)])
 
     bad_load(workshop, config, "nothing in the configuration is argument 'second', 'third' of forward")
 
 
 def test_two_names_of_one_argument_are_refused(workshop: Workshop) -> None:
     workshop.script("doubled", torch_modules.Doubled())
-    config = plain_config(
-        "doubled",
-        "pytorch",
-        inputs=[TensorSpec("IN__0", "FP32", (1,)), TensorSpec("ALSO__0", "FP32", (1,))],
-        outputs=[TensorSpec("y", "FP32", (1,))],
-    )
+    config = plain_config("doubled", "pytorch", inputs=[fp32("IN__0", 1), fp32("ALSO__0", 1)], outputs=[fp32("y", 1)])
 
     bad_load(workshop, config, "'ALSO__0' and 'IN__0' are both argument 'x' of forward")
 
 
 def test_two_outputs_of_one_place_are_refused(workshop: Workshop) -> None:
     workshop.script("doubled", torch_modules.Doubled())
-    config = plain_config(
-        "doubled",
-        "pytorch",
-        inputs=[TensorSpec("x", "FP32", (1,))],
-        outputs=[TensorSpec("y__0", "FP32", (1,)), TensorSpec("OUT__0", "FP32", (1,))],
-    )
+    config = plain_config("doubled", "pytorch", inputs=[fp32("x", 1)], outputs=[fp32("y__0", 1), fp32("OUT__0", 1)])
 
     bad_load(workshop, config, "outputs 'y__0' and 'OUT__0' both mean value 0")
 
 
 def test_a_damaged_model_file_is_a_load_error(workshop: Workshop) -> None:
     (workshop.version_dir("doubled") / "model.pt").write_bytes(b"not a model")
-    config = plain_config(
-        "doubled", "pytorch", inputs=[TensorSpec("x", "FP32", (1,))], outputs=[TensorSpec("y", "FP32", (1,))]
-    )
+    config = plain_config("doubled", "pytorch", inputs=[fp32("x", 1)], outputs=[fp32("y", 1)])
 
     bad_load(workshop, config, "failed to load model")
 
 
 def test_a_file_of_weights_alone_is_refused_with_the_remedy(workshop: Workshop) -> None:
     torch.save(torch.nn.Linear(1, 1).state_dict(), workshop.version_dir("doubled") / "model.pt")
-    config = plain_config(
-        "doubled", "pytorch", inputs=[TensorSpec("x", "FP32", (1,))], outputs=[TensorSpec("y", "FP32", (1,))]
-    )
+    config = plain_config("doubled", "pytorch", inputs=[fp32("x", 1)], outputs=[fp32("y", 1)])
 
     bad_load(workshop, config, r"was written by torch\.save and has no code; write it with torch\.jit\.save")
 
@@ -774,9 +710,7 @@ def test_a_file_of_weights_alone_is_refused_with_the_remedy(workshop: Workshop) 
 def test_a_module_without_a_forward_of_its_own_is_refused_with_the_remedy(workshop: Workshop) -> None:
     """A recurrent module of torch has several forwards, and what is saved of it alone has none."""
     workshop.script("alone", torch.nn.LSTM(1, 1))
-    config = plain_config(
-        "alone", "pytorch", inputs=[TensorSpec("x", "FP32", (1,))], outputs=[TensorSpec("y", "FP32", (1,))]
-    )
+    config = plain_config("alone", "pytorch", inputs=[fp32("x", 1)], outputs=[fp32("y", 1)])
 
     bad_load(workshop, config, r"no method forward; script a module of yours that calls it in a forward of its own")
 
@@ -785,18 +719,14 @@ def test_a_package_of_compiled_code_is_refused_with_the_remedy(workshop: Worksho
     with zipfile.ZipFile(workshop.version_dir("compiled") / "model.pt2", "w") as archive:
         archive.writestr("model/data/aotinductor/model/code.wrapper.so", b"")
         archive.writestr("model/archive_format", "pt2")
-    config = plain_config(
-        "compiled", "pytorch", inputs=[TensorSpec("x", "FP32", (1,))], outputs=[TensorSpec("y", "FP32", (1,))]
-    )
+    config = plain_config("compiled", "pytorch", inputs=[fp32("x", 1)], outputs=[fp32("y", 1)])
 
     bad_load(workshop, config, r"compiled by AOTInductor, which is not served; write .* with torch\.export\.save")
 
 
 def test_a_missing_model_file_is_a_load_error_that_names_what_was_looked_for(workshop: Workshop) -> None:
     workshop.version_dir("doubled")
-    config = plain_config(
-        "doubled", "pytorch", inputs=[TensorSpec("x", "FP32", (1,))], outputs=[TensorSpec("y", "FP32", (1,))]
-    )
+    config = plain_config("doubled", "pytorch", inputs=[fp32("x", 1)], outputs=[fp32("y", 1)])
 
     bad_load(workshop, config, "there is no model.pt or model.pt2 in ")
 
@@ -826,7 +756,7 @@ def test_a_nested_value_of_a_program_is_refused_at_load_if_it_is_an_output(
     workshop: Workshop, plain: str, nested: str, *, named: bool
 ) -> None:
     workshop.program("nested", torch_modules.Nested(named=named), (torch.zeros(2, 1),))
-    inputs, outputs = [TensorSpec("x", "FP32", (1,))], [TensorSpec(plain, "FP32", (1,))]
+    inputs, outputs = [fp32("x", 1)], [TensorSpec(plain, "FP32", (1,))]
     engine = workshop.load(plain_config("nested", "pytorch", inputs=inputs, outputs=outputs))
 
     assert 6 == array(results(engine, [Row({"x": wire("x", [[3]])})])[0], plain).item()
@@ -844,7 +774,7 @@ def test_a_nested_value_of_a_program_is_refused_at_load_if_it_is_an_output(
 )
 def test_what_a_program_returns_and_is_no_output_is_refused_at_load(workshop: Workshop, place: int, what: str) -> None:
     workshop.program("unfit", torch_modules.Unfit(), (torch.zeros(2, 1),))
-    inputs = [TensorSpec("x", "FP32", (1,))]
+    inputs = [fp32("x", 1)]
     outputs = [TensorSpec(f"OUTPUT__{each}", "FP32", (1,)) for each in (0, place)]
 
     assert workshop.load(plain_config("unfit", "pytorch", inputs=inputs, outputs=outputs[:1]))
@@ -862,7 +792,7 @@ def test_an_output_of_another_datatype_than_the_program_returns_is_refused_at_lo
     """It was READY, and each request failed."""
     name = "y" if named else "OUTPUT__0"
     workshop.program("nested", torch_modules.Nested(named=named), (torch.zeros(2, 1),))
-    inputs, outputs = [TensorSpec("x", "FP32", (1,))], [TensorSpec(name, "FP64", (1,))]
+    inputs, outputs = [fp32("x", 1)], [TensorSpec(name, "FP64", (1,))]
 
     bad_load(
         workshop,
@@ -874,11 +804,7 @@ def test_an_output_of_another_datatype_than_the_program_returns_is_refused_at_lo
 def test_the_configured_file_name_is_used(workshop: Workshop) -> None:
     workshop.script("doubled", torch_modules.Doubled()).rename(workshop.version_dir("doubled") / "other.pt")
     config = plain_config(
-        "doubled",
-        "pytorch",
-        inputs=[TensorSpec("x", "FP32", (1,))],
-        outputs=[TensorSpec("y", "FP32", (1,))],
-        default_model_filename="other.pt",
+        "doubled", "pytorch", inputs=[fp32("x", 1)], outputs=[fp32("y", 1)], default_model_filename="other.pt"
     )
 
     assert 4 == array(results(workshop.load(config), [Row({"x": wire("x", [[2]])})])[0], "y").item()
@@ -955,8 +881,7 @@ def test_views_of_negated_numbers_are_outputs_and_states(
     workshop.script("negated", torch_modules.Negated())
     state = StateSpec("total", "total_next", "FP32", dims, same_buffer=growable, growable=growable)
     config = msgspec.structs.replace(
-        total_config("negated"),
-        sequence_batching=SequenceBatching(Oldest(8), 1_000_000, (), (state,)),
+        total_config("negated"), sequence_batching=SequenceBatching(Oldest(8), 1_000_000, (), (state,))
     )
     engine = workshop.load(config)
 

@@ -27,6 +27,7 @@ from tests.executor.engine.model_workshop import (
     Workshop,
     array,
     find_backend,
+    fp32,
     plain_config,
     results,
     scripted,
@@ -34,16 +35,12 @@ from tests.executor.engine.model_workshop import (
     wire,
 )
 
-X3, Y4 = TensorSpec("x", "FP32", (3,)), TensorSpec("y", "FP32", (4,))
-X1, Y1 = TensorSpec("x", "FP32", (1,)), TensorSpec("y", "FP32", (1,))
+X3, Y4 = fp32("x", 3), fp32("y", 4)
+X1, Y1 = fp32("x", 1), fp32("y", 1)
 
 
 def completed_states(
-    workshop: Workshop,
-    name: str,
-    inputs: Sequence[TensorSpec],
-    batch: int = 8,
-    states: Sequence[dict[str, Any]] = (),
+    workshop: Workshop, name: str, inputs: Sequence[TensorSpec], batch: int = 8, states: Sequence[dict[str, Any]] = ()
 ) -> list[StateSpec]:
     """The states that the completion declares, beside those that are declared already."""
     config: dict[str, Any] = {
@@ -188,7 +185,7 @@ def test_an_exported_program_keeps_the_buffers_that_it_changes(workshop: Worksho
 
 
 def test_buffers_without_a_batch_dimension_and_plain_numbers_are_kept_row_by_row(workshop: Workshop) -> None:
-    x, y = TensorSpec("x", "FP32", (2,)), TensorSpec("y", "FP32", (6,))
+    x, y = fp32("x", 2), fp32("y", 6)
     engine, config = kept(workshop, keeping_modules.Vector(), [x], [y])
 
     results(engine, [step([1, 2], 0, start=True), step([10, 20], 1, start=True)])
@@ -206,7 +203,7 @@ def test_buffers_without_a_batch_dimension_and_plain_numbers_are_kept_row_by_row
 
 
 def test_rows_that_would_mix_run_alone(workshop: Workshop) -> None:
-    two = [TensorSpec("x", "FP32", (2,))], [TensorSpec("y", "FP32", (2,))]
+    two = [fp32("x", 2)], [fp32("y", 2)]
     engine, _ = kept(workshop, keeping_modules.MeanOfBatch(), *two)
 
     found = results(engine, [step([2, 4], 0, start=True), step([20, 40], 1, start=True)])
@@ -218,7 +215,7 @@ def test_rows_that_would_mix_run_alone(workshop: Workshop) -> None:
 def test_a_configuration_that_the_module_does_not_keep_is_told_at_load(
     workshop: Workshop, caplog: pytest.LogCaptureFixture
 ) -> None:
-    kept(workshop, keeping_modules.Rnn(), [X3], [TensorSpec("y", "FP32", (5,))])
+    kept(workshop, keeping_modules.Rnn(), [X3], [fp32("y", 5)])
 
     assert (
         "model 'kept' failed on a made-up step at load: "
@@ -227,7 +224,7 @@ def test_a_configuration_that_the_module_does_not_keep_is_told_at_load(
 
 
 def test_a_model_without_batch_dimension_keeps_its_buffers_whole(workshop: Workshop) -> None:
-    x, y = TensorSpec("x", "FP32", (1, 1)), TensorSpec("y", "FP32", (1, 1))
+    x, y = fp32("x", 1, 1), fp32("y", 1, 1)
     engine, config = kept(workshop, keeping_modules.InPlace(), [x], [y], max_batch_size=0)
 
     results(engine, [step([1], 0, start=True)])
@@ -240,7 +237,7 @@ def test_a_model_without_batch_dimension_keeps_its_buffers_whole(workshop: Works
 
 
 def test_what_is_none_before_the_first_step_is_none_in_every_sequence(workshop: Workshop) -> None:
-    engine, config = kept(workshop, keeping_modules.FromNone(), [X3], [TensorSpec("y", "FP32", (3,))])
+    engine, config = kept(workshop, keeping_modules.FromNone(), [X3], [fp32("y", 3)])
 
     first = results(engine, [step(STEPS[0], 0, start=True), step(OTHERS[0], 1, start=True)])
     second = results(engine, [step(STEPS[1], 0), step(OTHERS[1], 1)])
@@ -254,7 +251,7 @@ def test_what_is_none_before_the_first_step_is_none_in_every_sequence(workshop: 
 
 
 def test_an_empty_buffer_is_empty_in_every_sequence(workshop: Workshop) -> None:
-    engine, _ = kept(workshop, keeping_modules.FromEmpty(), [X3], [TensorSpec("y", "FP32", (3,))])
+    engine, _ = kept(workshop, keeping_modules.FromEmpty(), [X3], [fp32("y", 3)])
 
     results(engine, [step([1, 1, 1], 0, start=True), step([5, 5, 5], 1, start=True)])
     found = results(engine, [step([2, 2, 2], 0), step([6, 6, 6], 1)])
@@ -306,7 +303,7 @@ def test_two_instances_with_shared_weights_keep_their_states_apart(workshop: Wor
 def test_a_second_instance_with_shared_weights_takes_no_memory_for_its_own(workshop: Workshop) -> None:
     """Nor does what was asked of the file leave a copy behind."""
     workshop.script("wide", torch.nn.Linear(3200, 3200, bias=False))  # 41 MB: such memory goes back at once
-    x, y = TensorSpec("input", "FP32", (3200,)), TensorSpec("y", "FP32", (3200,))
+    x, y = fp32("input", 3200), fp32("y", 3200)
     config = plain_config("wide", "pytorch", inputs=[x], outputs=[y])
     config = msgspec.structs.replace(config, parameters={"ENABLE_WEIGHT_SHARING": "true"})
     workshop.load(config)
@@ -350,7 +347,7 @@ def test_a_file_that_changes_while_it_is_loaded_does_not_get_the_weights_of_the_
         return module
 
     workshop.script("line", torch.nn.Linear(1, 1))
-    x, y = TensorSpec("input", "FP32", (1,)), TensorSpec("y", "FP32", (1,))
+    x, y = fp32("input", 1), fp32("y", 1)
     config = plain_config("line", "pytorch", inputs=[x], outputs=[y])
     config = msgspec.structs.replace(config, parameters={"ENABLE_WEIGHT_SHARING": "true"})
     with monkeypatch.context() as patch:
@@ -496,8 +493,8 @@ def test_a_model_without_sequences_is_served_and_told_what_its_requests_share(
 
 def test_a_dictionary_of_tensors_is_given_by_name(workshop: Workshop) -> None:
     workshop.script("kept", keeping_modules.Dictionary())
-    inputs = [TensorSpec("right", "FP32", (1,)), TensorSpec("left", "FP32", (1,))]
-    engine = workshop.load(plain_config("kept", "pytorch", inputs=inputs, outputs=[TensorSpec("OUT__0", "FP32", (1,))]))
+    inputs = [fp32("right", 1), fp32("left", 1)]
+    engine = workshop.load(plain_config("kept", "pytorch", inputs=inputs, outputs=[fp32("OUT__0", 1)]))
 
     (result,) = results(engine, [Row({"right": wire("right", [[2]]), "left": wire("left", [[9]])})])
 
@@ -506,8 +503,8 @@ def test_a_dictionary_of_tensors_is_given_by_name(workshop: Workshop) -> None:
 
 def test_an_absent_optional_input_is_not_in_the_dictionary(workshop: Workshop) -> None:
     workshop.script("kept", keeping_modules.OpenDictionary())
-    inputs = [TensorSpec("left", "FP32", (1,)), TensorSpec("right", "FP32", (1,), optional=True)]
-    engine = workshop.load(plain_config("kept", "pytorch", inputs=inputs, outputs=[TensorSpec("OUT__0", "FP32", (1,))]))
+    inputs = [fp32("left", 1), fp32("right", 1, optional=True)]
+    engine = workshop.load(plain_config("kept", "pytorch", inputs=inputs, outputs=[fp32("OUT__0", 1)]))
     left = {"left": wire("left", [[9]])}
 
     ran = results(engine, [Row(left), Row({**left, "right": wire("right", [[2]])})])
@@ -549,8 +546,8 @@ def test_the_voice_detector_of_silero_keeps_two_recordings_apart(workshop: Works
     config = sequence_config(
         "kept",
         "pytorch",
-        inputs=[TensorSpec("x", "FP32", (1, 512)), TensorSpec("sr", "INT64", (1,))],
-        outputs=[TensorSpec("OUTPUT__0", "FP32", (1, 1))],
+        inputs=[fp32("x", 1, 512), TensorSpec("sr", "INT64", (1,))],
+        outputs=[fp32("OUTPUT__0", 1, 1)],
         states=[
             StateSpec("_last_sr", "_last_sr", "INT64", (1,)),
             StateSpec("_state", "_state", "FP32", (-1, -1, -1)),
