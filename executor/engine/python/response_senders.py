@@ -126,7 +126,8 @@ class SoleSender(interface.InferenceResponseSender):
     Its one response may come while `execute` runs: then it counts as returned. If none has come by the time it has
     returned, the request stays open (`left_open`).
 
-    is_cancelled_now  whether the request is cancelled, while `execute` runs
+    is_cancelled_now  whether the request is cancelled, while its batch runs: behind `execute`, too, where the instance
+                      waits for the response to keep the order
     """
 
     __slots__ = ("_asks", "_closed", "_count", "_is_cancelled_now", "_late", "_lock", "_make", "_sent")
@@ -165,7 +166,7 @@ class SoleSender(interface.InferenceResponseSender):
         self._late.end(made.result, made.keep_state)
 
     def is_cancelled(self) -> bool:
-        return self._is_cancelled_now() if self._late is None else self._late.is_cancelled
+        return self._is_cancelled_now() or (self._late is not None and self._late.is_cancelled)
 
     def close(self, returned: object) -> InferenceResponse | None:
         """The call is over, and with it the sender. The response that was sent. returned: by `execute`"""

@@ -389,6 +389,26 @@ sender.send(response(value), FINAL)
     assert 1 == value_of(result)
 
 
+def test_a_model_sees_that_nobody_waits_where_its_instance_waits_for_it_to_keep_the_order(workshop: Workshop) -> None:
+    body = """
+sender = request.get_response_sender()
+def wait():
+    self.returned.wait()
+    while not sender.is_cancelled():
+        time.sleep(0.001)
+    sender.send(response(value), FINAL)
+threading.Thread(target=wait).start()
+self.returned.set()
+"""
+    engine = load(workshop, config(ordered=True), body)
+    one = row(1)
+
+    with nobody_waits(engine, one):
+        (result,) = run(engine, one)
+
+    assert 1 == value_of(result)
+
+
 @pytest.mark.starts_processes
 @pytest.mark.parametrize("workshop_of_both", ["process"], indirect=True)
 @pytest.mark.parametrize("later", [False, True])
