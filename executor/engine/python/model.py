@@ -221,13 +221,14 @@ def _executed(path: Path, code: InstanceCode) -> ModuleType:
         spec = importlib.util.spec_from_file_location(part, path, loader=SourceLoader(part, str(path)))
     else:
         spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None, "a .py file always has a loader"
-    module = importlib.util.module_from_spec(spec)
-    module.__name__ = name
-    # Before it runs, because dataclasses look a class's module up by its name.
-    code.adopt(module, name)
-    code.adopts = True
+    if spec is None or spec.loader is None:
+        raise LoadError(f"{path} is no file that Python imports: a model's file is called NAME.py")
     try:
+        module = importlib.util.module_from_spec(spec)
+        module.__name__ = name
+        # Before it runs, because dataclasses look a class's module up by its name.
+        code.adopt(module, name)
+        code.adopts = True
         spec.loader.exec_module(module)
     except BaseException as error:  # the model's own code
         forget(code)

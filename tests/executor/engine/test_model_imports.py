@@ -330,6 +330,18 @@ def test_a_file_without_a_model_leaves_nothing_and_its_predecessor_is_found_as_b
     assert code.name not in sys.modules
 
 
+@pytest.mark.parametrize(
+    ("file", "text"), [("model.txt", "is no file that Python imports"), ("model.so", "cannot import")]
+)
+def test_a_file_that_is_no_code_of_python_is_refused(tmp_path: Path, file: str, text: str) -> None:
+    (tmp_path / file).write_text("no code")
+    code = InstanceCode("a", "1", str(tmp_path))
+
+    with pytest.raises(LoadError, match=text):
+        import_model_class(tmp_path / file, code)
+    assert code.name not in sys.modules
+
+
 def test_a_folder_that_lacks_the_model_names_the_file_that_may_be_it(tmp_path: Path) -> None:
     (tmp_path / "weights.npz").touch()
     with pytest.raises(LoadError, match=rf"^there is no model\.py in {tmp_path}$"):
