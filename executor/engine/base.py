@@ -91,17 +91,22 @@ class LateAnswer:
     def __init__(self) -> None:
         self.before: object = None
         self._to: Answers | None = None
+        self._is_given_up = False
         self._end: tuple[RowResult | RowError, Callable[[], None] | None] | None = None
         self._ended = threading.Event()
         # Re-entrant: the collector of garbage may call `end` on a thread that holds it.
         self._lock = threading.RLock()
 
     def give(self, to: Answers) -> None:
-        """Where the answer goes. Without the call it goes nowhere, and no state moves on."""
+        """Where the answer goes."""
         with self._lock:
             self._to, end = to, self._end
         if end is not None:
             to.end(*end)
+
+    def give_up(self) -> None:
+        """The answer goes nowhere, and no state moves on."""
+        self._is_given_up = True
 
     def end(self, last: RowResult | RowError, keep_state: Callable[[], None] | None = None) -> None:
         """Keeps the answer until it is known where it goes. A second one is dropped."""
@@ -128,7 +133,7 @@ class LateAnswer:
 
     @property
     def is_cancelled(self) -> bool:
-        return self._to is not None and self._to.is_cancelled
+        return self._is_given_up or (self._to is not None and self._to.is_cancelled)
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):

@@ -119,11 +119,12 @@ class OpenSteps:
         for member, row in zip(members, batch.result.rows, strict=True):
             if not isinstance(row, RowResult) or row.late is None:
                 continue
-            # The answer to a step of a sequence that was dropped while the batch ran goes nowhere.
             if member is not None and member.owned.phase is OwnedPhase.RUNNING:
                 opened = self._opened(member)
                 self._rows.conclude(opened, batch)
                 row.late.give(opened)
+            else:  # its sequence was dropped while the batch ran
+                row.late.give_up()
 
     async def _written(
         self, writer: AnswerWriter, steps: Sequence[tuple[BatchMember, Sequence[Numbered]]]

@@ -492,6 +492,35 @@ self.returned.set()
 
 @pytest.mark.starts_processes
 @pytest.mark.parametrize("workshop_of_both", ["process"], indirect=True)
+def test_a_request_that_was_given_up_does_not_run_again_over_the_next_sequence_of_its_slot(workshop: Workshop) -> None:
+    once = workshop.directory / "once"
+    body = f"""
+import os
+sender = request.get_response_sender()
+if value == 100 and not os.path.exists({str(once)!r}):
+    open({str(once)!r}, "w").close()
+    self.kept.append(sender)
+else:
+    sender.send(response(total, "SUM_OUT"), FINAL)
+"""
+    engine, posted = load(workshop, config(states=True), body), list[Callable[[], None]]()
+    assert isinstance(engine, ProcessEngine)
+    engine.run_again_on(posted.append)
+    (left,) = run(engine, row(100))
+    left.late.give_up()
+    run(engine, row(1))
+    assert engine._process.now is not None
+    os.kill(engine._process.now.pid, signal.SIGKILL)
+
+    run(engine, row(5, slot=1))
+    for call in posted:
+        call()
+
+    assert 3 == value_of(run(engine, row(2, start=False))[0])
+
+
+@pytest.mark.starts_processes
+@pytest.mark.parametrize("workshop_of_both", ["process"], indirect=True)
 @pytest.mark.parametrize("kind", ["stateless", "declared", "replayed"])
 async def test_open_requests_are_answered_once_though_their_process_is_killed(workshop: Workshop, kind: str) -> None:
     made = {"stateless": stateless(), "declared": config(states=True), "replayed": config(recovery="replay")}[kind]

@@ -1179,6 +1179,7 @@ class TestLateAnswers:
             on.engines[0].let_go()
 
             await asyncio.wait_for(on.model.quiet(), PATIENCE_S)
+            await until(lambda: late.is_cancelled)
             late.end(RowResult(()))
             assert [] == on.commits.steps
 
