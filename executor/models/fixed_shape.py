@@ -233,7 +233,8 @@ class _Table:
         ran = self._engine.run([rows[place] for place in given], [not rows[place].null for place in given])
         results: list[RowResult | RowError | None] = [None] * len(seated)
         for place, result in zip(given, ran.rows, strict=True):
-            results[place] = result
+            late = result.late if isinstance(result, RowResult) else None
+            results[place] = result if late is None else late.wait()
         return results
 
     def _row(self, sequence: _Sequence | None, slot: int) -> Row:

@@ -43,6 +43,8 @@ class DecoupledEngine(PythonEngine):
         super().__init__(request)
         # A sender may wait for the event loop of the executor, so its thread cannot run the model.
         self.only_computes, self.makes_calls = False, True
+        # Nobody would compare the answers: they go to senders, and may come when the trial is over.
+        self.is_testable = False
 
     def _run_once(self, rows: Sequence[Row], want_state: Sequence[bool]) -> tuple[BatchResult, None]:
         """One call of `execute`. It is never called again for the same rows, so that it may seem not to have raised."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import mmap
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,6 @@ CONFIG = """
 """
 
 COUNTING = """
-    import numpy as np
-    import triton_python_backend_utils as pb_utils
-
     class TritonPythonModel:
         calls = 0
 
@@ -200,9 +198,18 @@ def test_a_model_without_one_result_for_one_row_is_not_loaded(tmp_path: Path, mo
     assert "model 'm' cannot have fixed_shape: even alone, the same row has different results" in caught.value.message
 
 
-def test_a_python_model_is_tested_row_by_row(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("late", [False, True])
+def test_a_python_model_is_tested_row_by_row(tmp_path: Path, caplog: pytest.LogCaptureFixture, *, late: bool) -> None:
+    """Also one that answers by a response sender, behind its batch."""
     caplog.set_level(logging.INFO)
-    model = loaded(tmp_path, COUNTING.format(step=0))
+    code = COUNTING.format(step=0)
+    if late:
+        answer = "answers.append(pb_utils.InferenceResponse(tensors))"
+        send = "request.get_response_sender().send, [pb_utils.InferenceResponse(tensors), 1]"
+        code = "import threading\n" + textwrap.dedent(code).replace(
+            answer, f"answers.append(threading.Timer(0.001, {send}).start())"
+        )
+    model = loaded(tmp_path, code)
 
     assert (1, "a python model is given one request at a time") == form(model)
     assert said(caplog)["tested"]
