@@ -63,6 +63,8 @@ class Control:
         self._position = BEGINNING
         self._open: dict[str, asyncio.Task[None]] = {}
         self._of_model: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        # Redis is asked about one command at a time, so that loads take their turns in the order of their entries.
+        self._asking = asyncio.Lock()
         self._turn = asyncio.Lock()
         self._latest_load: asyncio.Task[object] | None = None
         self.applied = Applied()
@@ -133,7 +135,8 @@ class Control:
             async with lock:
                 # The stream only names the model. The latest command about it counts, even if this entry was of an
                 # earlier one.
-                command: bytes | None = await self._redis.hget(self._keys.wanted, model)
+                async with self._asking:
+                    command: bytes | None = await self._redis.hget(self._keys.wanted, model)
                 if command is not None:
                     failure = await self._carry_out(model, self._keys.wanted, command, entry)
         except LOST_OR_REFUSED as error:
