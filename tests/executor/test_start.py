@@ -31,7 +31,7 @@ from shared.store.keyspace import Keyspace
 from shared.store.membership import Member, Membership
 from shared.traces.tracing import Tracing
 from tests.embedded_redis import EmbeddedRedis
-from tests.executor.living import SHARDS, loading
+from tests.executor.living import SHARDS
 from tests.mesh.model_repository import SAMPLES
 
 
@@ -46,12 +46,6 @@ async def repository(tmp_path: Path) -> AsyncIterator[ModelRepository]:
     repository = ModelRepository((tmp_path,), Devices())
     yield repository
     await repository.close()
-
-
-@pytest.fixture
-async def loader(repository: ModelRepository, redis_url: str, key_prefix: str) -> AsyncIterator[Loader]:
-    async with loading(redis_url, key_prefix, repository) as loader:
-        yield loader
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import threading
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 from typing import Any, cast
@@ -27,11 +27,10 @@ from shared.contract.messages import ExecutorRegistration, ModelRecord, ReplyMes
 from shared.contract.model_config import ModelConfig
 from shared.contract.tensors import Tensor, to_numpy
 from shared.statistics.tally import ModelLoad
-from shared.store.commands import Redis
 from shared.store.membership import Membership
 from shared.store.script_values import CancelCode, Submission, SubmitCode, VacateCode
 from shared.store.totals import Tallies
-from tests.executor.living import LEASE_MS, Running, living, scripted
+from tests.executor.living import LEASE_MS, Running, living
 from tests.executor.patience import until
 from tests.redis_proxy import RedisProxy
 from tests.scripted_mesh import ScriptedMesh
@@ -127,12 +126,6 @@ def models(tmp_path: Path, interval: int, gate: Gate) -> Path:
     (version / "model.py").write_text(MODEL.replace("GATE", str(gate.path)))
     (version.parent / "config.pbtxt").write_text(CONFIG.replace("INTERVAL", str(interval)))
     return tmp_path / "models"
-
-
-@pytest.fixture
-async def mesh(redis: Redis, key_prefix: str) -> AsyncIterator[ScriptedMesh]:
-    async with scripted(redis, key_prefix, "sum") as mesh:
-        yield mesh
 
 
 @pytest.fixture

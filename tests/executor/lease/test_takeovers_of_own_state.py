@@ -11,7 +11,7 @@ import asyncio
 import os
 import random
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import partial
@@ -30,11 +30,10 @@ from shared.contract.ids import ExecutorId, SequenceId, StepNumber, sequence_id
 from shared.contract.messages import ReplyMessage, StepFlag
 from shared.contract.tensors import to_numpy
 from shared.statistics.tally import ModelLoad
-from shared.store.commands import Redis
 from shared.store.script_values import Submission, SubmitCode, VacateCode
 from shared.store.scripts import Scripts
 from shared.store.totals import Tallies
-from tests.executor.living import Running, living, scripted
+from tests.executor.living import Running, living
 from tests.executor.patience import until
 from tests.scripted_mesh import ScriptedMesh
 
@@ -123,12 +122,6 @@ def value(number: int) -> dict[str, np.ndarray[Any, Any]]:
 def told(reply: ReplyMessage) -> int | str:
     """A sum, or why there is none."""
     return reply.reason or reply.error or int(to_numpy(reply.outputs[0])[0, 0])
-
-
-@pytest.fixture
-async def mesh(redis: Redis, key_prefix: str) -> AsyncIterator[ScriptedMesh]:
-    async with scripted(redis, key_prefix, "sum") as mesh:
-        yield mesh
 
 
 @pytest.fixture

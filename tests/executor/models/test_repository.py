@@ -25,7 +25,6 @@ from executor.models.sources import LocalFolder
 from executor.remote.storage import UnreachableError
 from executor.workers.devices import DeviceLostError, Devices
 from shared.contract.errors import Code, LoadError
-from tests.executor.living import loading
 from tests.mesh.model_repository import SAMPLES
 
 CODE = (SAMPLES / "running_sum" / "1" / "model.py").read_text()
@@ -48,12 +47,6 @@ async def repository(folder: Path) -> AsyncIterator[ModelRepository]:
     repository = ModelRepository((folder,), Devices())
     yield repository
     await repository.close()
-
-
-@pytest.fixture
-async def loader(repository: ModelRepository, redis_url: str, key_prefix: str) -> AsyncIterator[Loader]:
-    async with loading(redis_url, key_prefix, repository) as loader:
-        yield loader
 
 
 def change_config(folder: Path, old: str, new: str) -> None:

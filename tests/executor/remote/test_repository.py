@@ -26,7 +26,6 @@ from executor.workers.devices import Devices
 from shared.contract.errors import MeshError
 from shared.contract.locations import RemoteLocation, parse_location
 from shared.process.lifecycle import Stop
-from tests.executor.living import loading
 from tests.mesh.model_repository import SAMPLES
 from tests.object_store import BUCKET, CREDENTIALS, ObjectStore
 
@@ -64,12 +63,6 @@ async def repository(store: ObjectStore, tmp_path: Path) -> AsyncIterator[ModelR
     repository.refresh()
     yield repository
     await repository.close()
-
-
-@pytest.fixture
-async def loader(repository: ModelRepository, redis_url: str, key_prefix: str) -> AsyncIterator[Loader]:
-    async with loading(redis_url, key_prefix, repository) as loader:
-        yield loader
 
 
 def copies(tmp_path: Path) -> int:

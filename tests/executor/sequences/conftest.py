@@ -1,4 +1,4 @@
-"""Fixtures: an executor of the sample that sums, and the mesh around it by hand."""
+"""An executor of the sample that sums."""
 
 from __future__ import annotations
 
@@ -7,16 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from shared.store.commands import Redis
-from tests.executor.living import Running, living, scripted
+from tests.executor.living import Running, living
 from tests.mesh.model_repository import add_sum_model
 from tests.scripted_mesh import ScriptedMesh
-
-
-@pytest.fixture
-async def mesh(redis: Redis, key_prefix: str) -> AsyncIterator[ScriptedMesh]:
-    async with scripted(redis, key_prefix, "sum") as mesh:
-        yield mesh
 
 
 @pytest.fixture
