@@ -20,7 +20,7 @@ from shared.contract.messages import InboxCancelled, StepFlag
 from shared.contract.model_config import ModelConfig, Oldest, SequenceBatching, StateSpec
 from tests.executor.core.owner import SEQUENCE, Owner, step
 
-START, NONE = StepFlag.START, StepFlag.NONE
+START, END, NONE = StepFlag.START, StepFlag.END, StepFlag.NONE
 FOLLOWER = SequenceId("m|@e/s#1|i7")
 
 State = tuple[int, ...]
@@ -230,12 +230,15 @@ courses = st.sampled_from([*[DONE] * 6, *[FAILED] * 2, *Course])
     recovery=st.one_of(st.builds(Checkpoints, st.integers(1, 6)), st.just(Log(1000, 1 << 20))),
     sequence=st.sampled_from([SEQUENCE, FOLLOWER]),
     steps=st.lists(st.tuples(st.sampled_from([NONE, NONE, NONE, START]), courses), min_size=1, max_size=24),
+    ends=st.booleans(),
     lives=st.lists(st.sampled_from(["runs", "runs", "runs", "runs ahead", "runs ahead", *DEATHS]), min_size=30),
 )
 def test_a_takeover_finds_what_the_owner_had(
-    recovery: Recovery, sequence: SequenceId, steps: list[tuple[StepFlag, Course]], lives: list[str]
+    recovery: Recovery, sequence: SequenceId, steps: list[tuple[StepFlag, Course]], lives: list[str], *, ends: bool
 ) -> None:
     """Killed at any moment, as often as one likes: every step has its one answer, built on those before it."""
+    if ends:
+        steps = [*steps[:-1], (steps[-1][0] | END, steps[-1][1])]
     record = Record(recovery, [(START, DONE), *steps], sequence=sequence)
     owner = record.owner()
     fates = iter([*lives, *["runs"] * 100])
@@ -258,7 +261,8 @@ def test_a_takeover_finds_what_the_owner_had(
     else:
         latest = max(number for number, (flags, _) in enumerate(record.steps, 1) if flags & START)
         kept = [n for n, (_, course) in enumerate(record.steps, 1) if course.succeeds and n >= latest]
-        assert ([] if record.void else kept) == sorted(record.entries.values())
+        assert ([] if record.void or ends else kept) == sorted(record.entries.values())
+    assert not (ends and record.entries)
 
 
 class TestLog:
