@@ -5,32 +5,21 @@ from __future__ import annotations
 from shared.contract.errors import Code, MeshError
 from shared.process import logs
 
-HTTP_STATUS: dict[Code, int] = {
-    Code.UNKNOWN: 400,
-    Code.INTERNAL: 500,
-    Code.NOT_FOUND: 404,
-    Code.INVALID_ARG: 400,
-    Code.UNAVAILABLE: 503,
-    Code.UNSUPPORTED: 501,
-    Code.ALREADY_EXISTS: 400,
-    Code.CANCELLED: 400,
-    Code.RESOURCE_EXHAUSTED: 429,
-    Code.FORBIDDEN: 403,
+STATUS: dict[Code, tuple[int, str]] = {
+    Code.UNKNOWN: (400, "UNKNOWN"),
+    Code.INTERNAL: (500, "INTERNAL"),
+    Code.NOT_FOUND: (404, "NOT_FOUND"),
+    Code.INVALID_ARG: (400, "INVALID_ARGUMENT"),
+    Code.UNAVAILABLE: (503, "UNAVAILABLE"),
+    Code.UNSUPPORTED: (501, "UNIMPLEMENTED"),
+    Code.ALREADY_EXISTS: (400, "ALREADY_EXISTS"),
+    Code.CANCELLED: (400, "CANCELLED"),
+    Code.RESOURCE_EXHAUSTED: (429, "RESOURCE_EXHAUSTED"),
+    Code.FORBIDDEN: (403, "PERMISSION_DENIED"),
 }
-
-GRPC_STATUS: dict[Code, str] = {
-    Code.UNKNOWN: "UNKNOWN",
-    Code.INTERNAL: "INTERNAL",
-    Code.NOT_FOUND: "NOT_FOUND",
-    Code.INVALID_ARG: "INVALID_ARGUMENT",
-    Code.UNAVAILABLE: "UNAVAILABLE",
-    Code.UNSUPPORTED: "UNIMPLEMENTED",
-    Code.ALREADY_EXISTS: "ALREADY_EXISTS",
-    Code.CANCELLED: "CANCELLED",
-    Code.RESOURCE_EXHAUSTED: "RESOURCE_EXHAUSTED",
-    Code.FORBIDDEN: "PERMISSION_DENIED",
-}
-"""Names of `grpc.StatusCode`; plain text, so that the HTTP side needs no grpc."""
+"""Of HTTP and of gRPC: names of `grpc.StatusCode` in plain text, so that the HTTP side needs no grpc."""
+HTTP_STATUS = {code: number for code, (number, _) in STATUS.items()}
+GRPC_STATUS = {code: name for code, (_, name) in STATUS.items()}
 
 
 def http_error(error: MeshError) -> tuple[int, dict[str, str | int]]:

@@ -340,7 +340,16 @@ def end_span(span: StepSpan, done: asyncio.Future[Answer]) -> None:
 
 def error_of(message: ReplyMessage) -> MeshError:
     """The error in a reply of an executor or of the scheduler. Its class says what the client can do."""
-    error = _error_of(message)
+    code = code_of(message.error_code)
+    error: MeshError
+    if message.reason:
+        error = SequenceError(message.error, message.reason, message.step, code)
+    elif code is Code.UNAVAILABLE:
+        error = UnavailableError(message.error)
+    elif code in (Code.INTERNAL, Code.UNKNOWN):
+        error = ModelError(message.error, code)
+    else:
+        error = RequestError(message.error, code)
     error.accepted = True
     return error
 
@@ -370,16 +379,3 @@ def unreadable_answer(pending: PendingRequest) -> MeshError:
     error = MeshError(f"{request} was answered, but its answer cannot be read: the log names the key", Code.INTERNAL)
     error.accepted = True
     return error
-
-
-def _error_of(message: ReplyMessage) -> MeshError:
-    code = code_of(message.error_code)
-    if message.reason:
-        return SequenceError(message.error, message.reason, message.step, code)
-    match code:
-        case Code.UNAVAILABLE:
-            return UnavailableError(message.error)
-        case Code.INTERNAL | Code.UNKNOWN:
-            return ModelError(message.error, code)
-        case _:
-            return RequestError(message.error, code)
