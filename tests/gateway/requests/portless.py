@@ -6,13 +6,18 @@ import asyncio
 import struct
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 from gateway.parts import GatewayParts, running_parts
+from gateway.requests.admission import Admitted
 from gateway.requests.exchange.departures import Departures
 from gateway.requests.infer_call import InferCall
+from gateway.requests.waiting import Answer, PendingRequest
 from gateway.settings import GatewaySettings
+from shared.contract.ids import SequenceId, ShardId, sequence_id
+from shared.contract.messages import InferMessage, ModelRecord
+from shared.contract.model_config import ModelConfig
 from shared.contract.tensors import Tensor
 from shared.process.lifecycle import Tasks
 from shared.store.keyspace import Keyspace
@@ -57,6 +62,25 @@ def departures_of(parts: GatewayParts) -> Departures:
     """One server has one."""
     (departures,) = set(parts.dispatch._departures.values())
     return departures
+
+
+SEQUENCE = sequence_id("model", "", 5)
+NOBODY_WAITS = cast("asyncio.Future[Answer]", None)
+
+
+def pending(
+    config: ModelConfig,
+    call: InferCall | None = None,
+    *,
+    sequence: SequenceId | None = SEQUENCE,
+    flags: int = 0,
+    token: str = "1",
+    future: asyncio.Future[Answer] = NOBODY_WAITS,
+) -> PendingRequest:
+    """A request to a model, as if it had been admitted: by default a step of sequence 5."""
+    admitted = Admitted(InferMessage(config.name, "1", "", 5, ()), sequence=sequence, flags=flags)
+    record = ModelRecord(config, "{}", ("1",))
+    return PendingRequest(call or InferCall(config.name), record, admitted, future, shard=ShardId(0), token=token)
 
 
 def is_submit(chunk: bytes) -> bool:

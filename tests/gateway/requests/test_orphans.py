@@ -13,18 +13,17 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 import gateway.requests.orphans
 from gateway.parts import GatewayParts
-from gateway.requests.admission import Admitted
 from gateway.requests.exchange.notices import Notices
 from gateway.requests.infer_call import InferCall
 from gateway.requests.orphans import ConnectionSequences
-from gateway.requests.waiting import Answer, PendingRequest
+from gateway.requests.waiting import PendingRequest
 from shared.contract.ids import GatewayId, SequenceId, sequence_id
-from shared.contract.messages import InferMessage, ModelRecord, StepFlag
+from shared.contract.messages import StepFlag
 from shared.store.keyspace import Keyspace
 from shared.store.script_values import Orphan
 from shared.store.scripts import Scripts
 from tests.gateway.fake_executor import GRACE_MS, FakeExecutor, RunningGateway, running_sum
-from tests.gateway.requests.portless import settled, step, total
+from tests.gateway.requests.portless import pending, settled, step, total
 from tests.gateway.requests.test_cancellation import until
 from tests.mesh.traffic import sum_of, tensor
 
@@ -175,10 +174,7 @@ async def test_connections_that_a_stopping_gateway_cuts_count_for_nothing(
 
 def used(sequence: str, token: str, flags: StepFlag = StepFlag.NONE) -> PendingRequest:
     config = msgspec.structs.replace(running_sum(GRACED), parameters={"orphan_grace_microseconds": "1500"})
-    admitted = Admitted(InferMessage(GRACED, "1", "", 1, ()), sequence=SequenceId(sequence), flags=flags)
-    future = cast("asyncio.Future[Answer]", None)
-    call, record = InferCall(GRACED), ModelRecord(config, "{}", ("1",))
-    return PendingRequest(call, record, admitted, future, shard=cast(Any, 0), token=token)
+    return pending(config, sequence=SequenceId(sequence), flags=flags, token=token)
 
 
 def left(sequence: str, token: str) -> Orphan:

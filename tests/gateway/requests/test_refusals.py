@@ -3,39 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, cast
 
 import msgspec
 import pytest
 
-from gateway.requests.admission import TOLD, Admitted
+from gateway.requests.admission import TOLD
 from gateway.requests.infer_call import InferCall
 from gateway.requests.refusals import refusal
-from gateway.requests.waiting import Answer, PendingRequest
+from gateway.requests.waiting import Answer
 from shared.contract.errors import Code, Reason, SequenceError
-from shared.contract.ids import sequence_id
-from shared.contract.messages import WAITED_MS, InferMessage, ModelRecord, ReplyMessage, encode
+from shared.contract.messages import WAITED_MS, ReplyMessage, encode
 from shared.store.script_values import SubmitCode, Submitted
 from tests.gateway.fake_executor import running_sum
+from tests.gateway.requests.portless import pending
 
-NOBODY_WAITS = cast("asyncio.Future[Answer]", None)
 REPLAYED = {"sequence_recovery": "replay", "sequence_log_steps": "7"}
 
 
-def pending(
-    parameters: dict[str, str], flags: int = 0, future: asyncio.Future[Answer] = NOBODY_WAITS
-) -> PendingRequest:
-    """A step of sequence 5 of a model with these parameters."""
-    config = msgspec.structs.replace(running_sum("model"), parameters=parameters)
-    admitted = Admitted(InferMessage("model", "1", "", 5, ()), sequence_id("model", "", 5), flags)
-    return PendingRequest(
-        InferCall("model"),
-        ModelRecord(config, "{}", ("1",)),
-        admitted,
-        future,
-        shard=cast(Any, 0),
-        token="1",
-    )
+MODEL = running_sum("model")
 
 
 @pytest.mark.parametrize(
@@ -47,7 +32,7 @@ def pending(
     ],
 )
 def test_a_lost_sequence_s_refusal_names_what_would_keep_the_next_one(parameters: dict[str, str], remedy: str) -> None:
-    error = refusal(pending(parameters), Submitted(SubmitCode.LOST, 9))
+    error = refusal(pending(msgspec.structs.replace(MODEL, parameters=parameters)), Submitted(SubmitCode.LOST, 9))
 
     assert (Reason.LOST, 9) == (error.reason, error.last_step)
     assert (
@@ -60,7 +45,7 @@ def test_a_lost_sequence_s_refusal_names_what_would_keep_the_next_one(parameters
 async def test_who_is_taken_back_just_when_it_gets_its_slot_hears_that_it_would_have_waited_too_long() -> None:
     """Its owner cancels the step before it runs, and says so without a word."""
     future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-    step = pending({}, TOLD, future)
+    step = pending(MODEL, flags=TOLD, future=future)
     assert step.wait is not None
     step.wait.refusal = SequenceError("it would wait too long", Reason.WAIT_TOO_LONG)
     step.answered(encode(ReplyMessage("1", parameters={WAITED_MS: 7}, notice=True)), "key")
@@ -72,7 +57,7 @@ async def test_who_is_taken_back_just_when_it_gets_its_slot_hears_that_it_would_
 
 @pytest.mark.parametrize("code", [code for code in SubmitCode if code < 0])
 def test_every_code_of_a_refusal_has_the_reason_of_its_name(code: SubmitCode) -> None:
-    error = refusal(pending({}), Submitted(code, 9, extra=b"7"))
+    error = refusal(pending(MODEL), Submitted(code, 9, extra=b"7"))
 
     assert (code.name.lower(), 9) == (error.reason, error.last_step)
     assert "sequence 5" in error.message
@@ -97,14 +82,14 @@ def test_every_code_of_a_refusal_has_the_reason_of_its_name(code: SubmitCode) ->
     ],
 )
 def test_a_refusal_says_what_is_wrong_and_what_to_do(code: SubmitCode, extra: bytes, text: str) -> None:
-    step = pending({})
+    step = pending(MODEL)
     step.call = InferCall("model", expected_step=2)
 
     assert text in refusal(step, Submitted(code, 9, extra=extra)).message
 
 
 def test_an_expired_sequence_is_told_which_setting_bounds_its_idle_time() -> None:
-    error = refusal(pending({}), Submitted(SubmitCode.EXPIRED, 3))
+    error = refusal(pending(MODEL), Submitted(SubmitCode.EXPIRED, 3))
 
     assert Reason.EXPIRED is error.reason
     assert "idle for too long (max_sequence_idle_microseconds of its model)" in error.message

@@ -8,7 +8,6 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from gateway.requests.admission import Admitted
 from gateway.requests.exchange.slot_waits import SlotWaits
 from gateway.requests.infer_call import InferCall
 from gateway.requests.waiting import Answer, PendingRequest
@@ -22,21 +21,19 @@ from shared.contract.errors import (
     UnavailableError,
 )
 from shared.contract.forecast import Forecast, LineForecast, Outlook
-from shared.contract.ids import SequenceId, ShardId, sequence_id
-from shared.contract.messages import WAITED_MS, InferMessage, ModelRecord, ReplyMessage, StepFlag, encode
+from shared.contract.ids import SequenceId
+from shared.contract.messages import WAITED_MS, ReplyMessage, StepFlag, encode
 from shared.contract.tensors import Tensor
 from tests.gateway.fake_executor import running_sum
-
-SEQUENCE = sequence_id("model", "", 5)
+from tests.gateway.requests import portless
+from tests.gateway.requests.portless import SEQUENCE
 
 
 def pending(*, sequence: SequenceId | None = SEQUENCE, flags: StepFlag = StepFlag.NONE, **call: Any) -> PendingRequest:
     """A request to a decoupled model."""
     config = msgspec.structs.replace(running_sum("model"), decoupled=True)
-    admitted = Admitted(InferMessage("model", "1", "", 5, ()), sequence=sequence, flags=flags)
     future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-    record = ModelRecord(config, "{}", ("1",))
-    return PendingRequest(InferCall("model", **call), record, admitted, future, shard=ShardId(0), token="1")
+    return portless.pending(config, InferCall("model", **call), sequence=sequence, flags=flags, future=future)
 
 
 def reply(number: int, *, more: bool = True, **fields: Any) -> bytes:
