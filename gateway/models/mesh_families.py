@@ -128,33 +128,16 @@ def request_families(models: Sequence[Shown], exemplars: Exemplars) -> list[Fami
     return [family for each in (whole, phases, sizes) for family in each.families]
 
 
-SEQUENCE_COUNTERS: Sequence[tuple[str, str, Callable[[Shown], Labelled]]] = (
-    (
-        "seqmesh_steps_total",
-        "Steps that were made final, by outcome",
-        lambda each: _by(each, "outcome", STEP_OUTCOME, [outcome.name.lower() for outcome in StepOutcome]),
-    ),
-    (
-        "seqmesh_steps_repeated_total",
-        "Retries of accepted steps: answered from store (repeated), or with the first attempt (joined)",
-        lambda each: _by(each, "how", REPEATED_STEPS, REPEATED),
-    ),
-    (
-        "seqmesh_steps_replayed_total",
-        "Steps that ran again for their state alone, behind a checkpoint",
-        lambda each: _one(each, REPLAYED_STEPS),
-    ),
-    (
-        "seqmesh_checkpoints_total",
-        "Steps that were committed with a checkpoint",
-        lambda each: _one(each, CHECKPOINTS),
-    ),
+SUMS: Sequence[tuple[str, str, str]] = (
+    ("seqmesh_steps_replayed_total", "Steps that ran again for their state alone, behind a checkpoint", REPLAYED_STEPS),
+    ("seqmesh_checkpoints_total", "Steps that were committed with a checkpoint", CHECKPOINTS),
     (
         "seqmesh_checkpoint_bytes_total",
         "Bytes of these checkpoints; how long they took: the phase checkpoint",
-        lambda each: _one(each, CHECKPOINT_BYTES),
+        CHECKPOINT_BYTES,
     ),
 )
+"""Counters of models with sequences: name, help text, and the field of their counts."""
 
 
 def sequence_families(models: Sequence[Shown], led: Iterable[str]) -> list[Family]:
@@ -176,7 +159,22 @@ def sequence_families(models: Sequence[Shown], led: Iterable[str]) -> list[Famil
             lambda each: [({}, each.line.begun[each.version])],
         ),
         _ended(models),
-        *(counter(models, *one) for one in SEQUENCE_COUNTERS),
+        counter(
+            models,
+            "seqmesh_steps_total",
+            "Steps that were made final, by outcome",
+            lambda each: _by(each, "outcome", STEP_OUTCOME, [outcome.name.lower() for outcome in StepOutcome]),
+        ),
+        counter(
+            models,
+            "seqmesh_steps_repeated_total",
+            "Retries of accepted steps: answered from store (repeated), or with the first attempt (joined)",
+            lambda each: _by(each, "how", REPEATED_STEPS, REPEATED),
+        ),
+        *(
+            counter(models, name, text, lambda each, field=field: [({}, each.statistics.counts.get(field, 0))])
+            for name, text, field in SUMS
+        ),
         *_slot_waits(models),
     ]
 
@@ -202,10 +200,6 @@ def _ended(models: Sequence[Shown]) -> Family:
 
 def _by(each: Shown, label: str, field: str, values: Sequence[str]) -> Labelled:
     return [({label: value}, each.statistics.counts.get(f"{field}{value}", 0)) for value in values]
-
-
-def _one(each: Shown, field: str) -> Labelled:
-    return [({}, each.statistics.counts.get(field, 0))]
 
 
 def _slot_waits(models: Sequence[Shown]) -> list[Family]:
