@@ -127,10 +127,10 @@ async def _serve_ports(
         ports.share.opened()
     if on_ready is not None:
         on_ready(ListeningPorts(http, grpc, metrics))
+    telling = tasks.start(_tell_address(settings, parts, grpc), name="own address")
     try:
-        # Which may take long, where a name server is asked.
-        parts.company.takes_calls(await asyncio.to_thread(call_address, settings, grpc))
         await stop.wait()
+        telling.cancel()
         await _drain(parts, servers, settings.exit_timeout_secs)
     except BaseException:
         # A background task has failed, or the process was told to end without a grace.
@@ -140,6 +140,11 @@ async def _serve_ports(
     finally:
         # The metrics port answers until the other ports have closed.
         await asyncio.gather(servers.http.stop(LAST_WORD_S), servers.metrics.stop(LAST_WORD_S, see_off_s=0.0))
+
+
+async def _tell_address(settings: GatewaySettings, parts: GatewayParts, grpc_port: int) -> None:
+    """Tells executors where they reach this gateway. To find that out may take long, where a name server is asked."""
+    parts.company.takes_calls(await asyncio.to_thread(call_address, settings, grpc_port))
 
 
 def _regions(settings: GatewaySettings, parts: GatewayParts, share: PortShare | None) -> Regions:

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import json
 import signal
+import threading
 from typing import Any, cast
 
 import aiohttp
@@ -199,6 +200,23 @@ async def test_process_says_where_it_listens_and_ends_with_code_0_on_sigterm(red
     async with gateway_process(redis_url, key_prefix) as process:
         assert {"http", "grpc", "metrics"} == process.ports.keys()
         await process.stop()
+
+
+@pytest.mark.usefixtures("executor")
+async def test_a_stop_does_not_wait_for_a_name_server(
+    gateway_settings: GatewaySettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By which a gateway on every interface looks for its own address."""
+    stopped = threading.Event()
+
+    def found(*_: object) -> str:
+        assert stopped.wait(10)
+        return ""
+
+    monkeypatch.setattr("gateway.service.call_address", found)
+    async with gateway_running(gateway_settings) as gateway:
+        await gateway.stop()
+        stopped.set()
 
 
 async def test_who_is_in_flight_when_a_loop_of_the_gateway_fails_is_told_what_to_do(
