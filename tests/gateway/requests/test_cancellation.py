@@ -143,6 +143,7 @@ async def test_a_step_whose_caller_leaves_while_its_gateway_connects_is_not_sent
     behind = parts.inference.submit(step(4))
 
     assert 5 == total(await behind)
+    await settled(parts, 2)
     assert 2 == parts.dispatch.sent
 
 
