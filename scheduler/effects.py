@@ -362,7 +362,7 @@ class EffectPerformer:
 
     async def _reclaim_part(self, executor: ExecutorId) -> bool:
         """Takes some sequences from a lost executor, and moves on the steps that it looked at for that. True if there
-        are no more: then it has moved on all steps, as `_reclaim` does."""
+        are no more: then it has moved on all steps, as `_reclaim` does, unless there were none from the beginning."""
         takeover = self._takeovers.setdefault(executor, TakeoverProgress(self._shards))
         # `lost` decides what clients and metrics are told. An executor that leaves in order is no loss.
         lost = not await self._mesh.membership.is_leaving(executor)
@@ -379,7 +379,8 @@ class EffectPerformer:
             takeover.steps += looked_at - stayed
         if any(taken or looked_at for taken, looked_at in counts.values()):
             return False
-        takeover.steps += await self._drain(executor, alive=False)
+        if takeover.sequences:
+            takeover.steps += await self._drain(executor, alive=False)
         self._tell_taken_over(executor, self._takeovers.pop(executor))
         return True
 

@@ -82,8 +82,8 @@ class MeshAccess:
     """One Redis with its keys and scripts, and what all leaders of a scheduler share of it. Its client is made without
     retries.
 
-    undrained      set when a leader has begun: the one before it may have taken sequences from an executor that lives,
-                   and ended before it moved on their steps
+    undrained      set when a leader has begun: the one before it may have taken sequences from an executor, and ended
+                   before it moved on their steps
     run            that its connections are bound to; None: they are bound to none
     is_of_servers  whether it is a Cluster: several servers, one of which may be away
     """

@@ -313,9 +313,9 @@ class Scheduler:
             try:
                 lost = await mesh.reach.lost()
                 poll, _ = await mesh.polls.next()
-                for executor in (member.registration.executor for member in poll.members if member.usable):
+                for member in poll.members:
                     for shard in (shard for shard in mesh.keys.shards if shard not in lost):
-                        await mesh.scripts.drain_whole(executor, shard=shard, alive=True)
+                        await mesh.scripts.drain_whole(member.registration.executor, shard=shard, alive=member.usable)
                 failures = 0
             except LOST_OR_REFUSED as error:
                 logs.warning("inboxes not drained", cause=str(error))

@@ -252,7 +252,7 @@ class SharesSeen:
 class Reclaimed:
     """A `ReclaimPart` is done.
 
-    is_all  the executor owns no sequence of the model any more, and its inbox holds no step of one
+    is_all  the executor owns no sequence of the model any more, and its inbox holds no step of one that was taken
     """
 
     executor: ExecutorId

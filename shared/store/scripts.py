@@ -218,7 +218,7 @@ class Scripts(ScriptSender):
                  With `only`: where the call before stopped; "": the first call
         only     takes only sequences of these versions, or with these ids
         lost     the executor is dead: a step with which `LOST_OWNERS_MAX` owners in a row were lost is given up
-        returns  how many sequences were taken, and how many entries were looked at; (0, 0) when none is left. With
+        returns  how many sequences were taken, and how many entries were looked at; (0, 0) when it owns none. With
                  `only`: how many sequences were taken, and where the next call goes on; 0 when there is none
         """
         keys = [

@@ -268,6 +268,30 @@ async def test_the_first_part_of_a_takeover_has_the_sequences_that_somebody_wait
 
 
 @pytest.mark.leaves_sequences
+async def test_an_inbox_is_not_read_for_a_model_of_which_its_lost_executor_owned_nothing(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It holds the steps of all models, and each one's leader takes the executor's sequences."""
+    monkeypatch.setattr("scheduler.effects.RECLAIM_COUNT", 1)
+    e1 = await stage.join("e1")
+    async with stage.scheduler():
+        await stage.begin(1, 2, 3)
+    await stage.kill(e1)
+    calls = 0
+
+    async def count() -> None:
+        nonlocal calls
+        calls += 1
+
+    async with performer(stage, before=count) as leader:
+        leader._model = "other"
+        await take_over(leader, e1)
+
+    assert 2 == calls, "no sequence is taken, and there is nothing to drain"
+    assert 3 == len(await stage.inbox(e1))
+
+
+@pytest.mark.leaves_sequences
 async def test_all_idle_sequences_end_at_one_look_however_many_calls_that_needs(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

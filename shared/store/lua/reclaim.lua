@@ -9,8 +9,8 @@
 --        6 the sequences with a step in the inbox behind this entry are taken first: somebody may wait for its answer;
 --          '' the inbox is not looked at
 --        then, to take only some: their versions, or their ids; 6 is then where the call before stopped, '' in the first call
--- reply  {number of sequences taken, entries of the inbox looked at}; {0, 0} if the executor owns no sequence any more,
---        and nothing stands behind that entry
+-- reply  {number of sequences taken, entries of the inbox looked at}; {0, 0} if the executor owns no sequence any more:
+--        what stands behind that entry is of other models, or left to `drain`
 --        with those: {number of sequences taken, where to go on}; 0 when all owned sequences have been looked at
 
 local OWNED, INBOX = KEYS[MODEL_KEYS + 1], KEYS[MODEL_KEYS + 2]
@@ -63,6 +63,9 @@ end
 
 -- No new sequence comes to the executor from here on.
 if not only then redis.call('DEL', spares_of(ARGV[2], MODEL)) end
+
+-- The inbox is that of all models, and each one's leader comes here.
+if redis.call('EXISTS', OWNED) == 0 then return { 0, 0 } end
 
 local most, taken = tonumber(ARGV[3]), 0
 
