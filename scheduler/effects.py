@@ -216,7 +216,7 @@ class EffectPerformer:
         told: list[Event] = [
             self._tell_assigned(assign, epoch) for assign, epoch in zip(assigned, replies[: len(assigned)], strict=True)
         ]
-        return told + await self._vacated(asked, replies[len(assigned) :])
+        return told + self._vacated(asked, replies[len(assigned) :])
 
     async def _lay_out(self, actions: Sequence[LayOut]) -> None:
         await self._lent.lend(
@@ -257,8 +257,8 @@ class EffectPerformer:
                 commands.append(("EVAL", *vital(command)))
         await self._exchange(commands)
 
-    async def _vacated(self, asked: Sequence[Vacate], codes: Sequence[VacateCode]) -> list[Event]:
-        await self._drain_undrained([vacate.place.executor for vacate in asked], codes)
+    def _vacated(self, asked: Sequence[Vacate], codes: Sequence[VacateCode]) -> list[Event]:
+        self._drain_undrained([vacate.place.executor for vacate in asked], codes)
         for vacate, code in zip(asked, codes, strict=True):
             logs.debug("slot asked for", sequence=vacate.sequence, place=vacate.place, answer=code.name)
         return [
@@ -298,7 +298,7 @@ class EffectPerformer:
         chunks = self._chunks(actions)
         codes = [code for reply in await self._run(self._vacations(chunks, moving=True)) for code in reply]
         asked = [action for _, chunk in chunks for action in chunk]
-        await self._drain_undrained([action.executor for action in asked], codes)
+        self._drain_undrained([action.executor for action in asked], codes)
         taken = sum(code is not VacateCode.KEPT for code in codes)
         if taken:
             logs.info("sequences moved", model=self._model, sequences=taken, asked=len(asked), cause=asked[0].cause)
@@ -320,18 +320,17 @@ class EffectPerformer:
             for shard, chunk in chunks
         ]
 
-    async def _drain_undrained(self, owners: Sequence[ExecutorId | None], codes: Sequence[VacateCode]) -> None:
-        """Drains the owners whose inbox still holds steps of a sequence that was taken out of its slot."""
-        undrained = {owner for owner, code in zip(owners, codes, strict=True) if owner and code is VacateCode.UNDRAINED}
-        for executor in sorted(undrained):
-            await self._drain(executor, alive=True)
+    def _drain_undrained(self, owners: Sequence[ExecutorId | None], codes: Sequence[VacateCode]) -> None:
+        """Has the owners drained whose inbox still holds steps of a sequence that was taken out of its slot."""
+        codes_of = zip(owners, codes, strict=True)
+        self._mesh.drain_soon(owner for owner, code in codes_of if owner and code is VacateCode.UNDRAINED)
 
     async def _pause(self, action: Pause) -> None:
         """The wish is removed last: if this leader ends before, the next one takes it in, and inboxes are drained."""
         shard, pausing = self._keys.shard_of(action.sequence), Pausing(action.sequence, action.until_ms)
         ((owner,),) = await self._run([self._scripts.pause([pausing], shard=shard, model=self._model, term=self._term)])
         if owner:
-            await self._drain(owner, alive=True)
+            self._mesh.drain_soon([owner])
         logs.info("sequence paused", sequence=action.sequence, paused=owner is not None, cause=action.cause)
         await self._dismiss(action.sequence, action.entry)
 

@@ -219,7 +219,8 @@ class Leader:
             actions += self._decide(events[begin : begin + REBUILT_AT_ONCE])
             await asyncio.sleep(0)
         await self._carry_out(reclaimed_together(actions))
-        mesh.undrained.set()
+        # The leader before may have taken sequences from an executor, and ended before it moved on their steps.
+        mesh.drain_soon(self._offers)
         if not self.away:
             await self._lent.complete(self.state)
         self._sweep = self._sweep and not is_swept

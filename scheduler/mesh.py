@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from scheduler.ingest import Poll
-from shared.contract.ids import ShardId
+from shared.contract.ids import ExecutorId, ShardId
 from shared.store.commands import Redis
 from shared.store.connections.homes import out_of_reach
 from shared.store.connections.link import SharedLinks
@@ -82,8 +82,7 @@ class MeshAccess:
     """One Redis with its keys and scripts, and what all leaders of a scheduler share of it. Its client is made without
     retries.
 
-    undrained      set when a leader has begun: the one before it may have taken sequences from an executor, and ended
-                   before it moved on their steps
+    undrained      executors whose inboxes may hold steps of sequences that were taken from them
     run            that its connections are bound to; None: they are bound to none
     is_of_servers  whether it is a Cluster: several servers, one of which may be away
     """
@@ -104,7 +103,25 @@ class MeshAccess:
         self.tracing = tracing
         self.run = run or ServerRun()
         self.is_of_servers = len(redis.apart(keys.bases())) > 1
-        self.undrained = asyncio.Event()
+        self.undrained = set[ExecutorId]()
+        self._drain_due = asyncio.Event()
         self.links = SharedLinks(redis)
         self.polls = Polls(membership)
         self.reach = Reach(redis, keys)
+
+    def drain_soon(self, executors: Iterable[ExecutorId]) -> None:
+        """Has what does not belong in these executors' inboxes any more moved on, once for all leaders and beside them.
+
+        An inbox holds the steps of all models, and very many of them where steps are kept for a replay. Whoever needs
+        one that has not been moved on waits for it.
+        """
+        self.undrained.update(executors)
+        if self.undrained:
+            self._drain_due.set()
+
+    async def to_be_drained(self) -> set[ExecutorId]:
+        """Waits for such executors, and takes them."""
+        await self._drain_due.wait()
+        self._drain_due.clear()
+        taken, self.undrained = self.undrained, set[ExecutorId]()
+        return taken

@@ -3,7 +3,7 @@
     contend   renews the leases of the models that it leads, asks for the others; starts and stops leaders
     server    drops all leadership when Redis was restarted or replaced, so that it begins again from there
     watch     every tick: polls the executors and the time in Redis for the leaders
-    drain     when leaders have begun: moves on what the ones before them have left in executors' inboxes
+    drain     moves on what leaders leave in executors' inboxes, or the leaders before them have left there
     spoilt    every few seconds: looks whether a key was removed that many sequences share
     owners    every few minutes: looks for sequences whose owner nobody knows, and inboxes of such executors
     read      for a few leaders: one blocking read (`scheduler.reader`)
@@ -304,22 +304,23 @@ class Scheduler:
         return was_asked
 
     async def _drain_left(self) -> None:
-        """Once for all leaders that have begun meanwhile, and beside them: an inbox may hold very many steps that are
-        kept for a replay, of every model."""
+        """See `MeshAccess.drain_soon`."""
         mesh, failures = self._mesh, 0
         while True:
-            await mesh.undrained.wait()
-            mesh.undrained.clear()
+            executors, begin = await mesh.to_be_drained(), self._clock()
             try:
                 lost = await mesh.reach.lost()
                 poll, _ = await mesh.polls.next()
-                for member in poll.members:
+                usable = {member.registration.executor for member in poll.members if member.usable}
+                for executor in sorted(executors):
                     for shard in (shard for shard in mesh.keys.shards if shard not in lost):
-                        await mesh.scripts.drain_whole(member.registration.executor, shard=shard, alive=member.usable)
+                        await mesh.scripts.drain_whole(executor, shard=shard, alive=executor in usable)
                 failures = 0
+                # Where inboxes are long and slots are short, there is no end of it: Redis has as long for others.
+                await asyncio.sleep(self._clock() - begin)
             except LOST_OR_REFUSED as error:
                 logs.warning("inboxes not drained", cause=str(error))
-                mesh.undrained.set()
+                mesh.drain_soon(executors)
                 failures += 1
                 await asyncio.sleep(pause_s(failures))
 

@@ -17,11 +17,13 @@ from scheduler.core.state import Policy
 from scheduler.effects import EffectPerformer
 from scheduler.leader import Leader
 from shared.contract.forecast import LineForecast, decode_forecast, encode_forecast
-from shared.contract.ids import Epoch, ExecutorId, InstanceIndex, SlotIndex, Term, sequence_id
+from shared.contract.ids import Epoch, ExecutorId, InstanceIndex, SequenceId, SlotIndex, Term, sequence_id
 from shared.contract.limits import IDLE_MS_MAX
 from shared.contract.model_config import Direct, ModelConfig, SequenceBatching
 from shared.store.connections.redis_client import redis_now_ms
+from shared.store.scripts import Scripts
 from tests.scheduler.stage import MODEL, Stage
+from tests.scripted_mesh import commit_of
 
 SEVEN = sequence_id(MODEL, "", 7)
 
@@ -171,6 +173,34 @@ async def test_a_slot_that_is_asked_for_while_a_step_runs_is_given_up_when_the_s
 
     assert [Vacated(SEVEN, epoch, freed=False)] == outcome
     assert "p" == (await stage.record(7))["st"]
+
+
+@pytest.mark.leaves_sequences
+async def test_a_slot_is_given_on_beside_the_drain_of_the_inbox_that_its_sequence_has_left(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps that are kept for a replay lie there, perhaps very many, of all sequences."""
+    drains, drain_whole = asyncio.Event(), Scripts.drain_whole
+
+    async def later(*of: Any, **where: Any) -> None:
+        await drains.wait()
+        await drain_whole(*of, **where)
+
+    monkeypatch.setattr(Scripts, "drain_whole", later)
+    e1 = await stage.join("e1", slots=1, pageable=True)
+    async with stage.scheduler(spare_slots=0):
+        await stage.begin(7, pageable=True)
+        (step,) = await stage.inbox(e1)
+        assert 1 == await stage.committed(e1, commit_of(step), idle_ms=600_000)
+        await stage.begin(8, pageable=True)
+        assert "p" == (await stage.record(7))["st"]
+        assert step in await stage.inbox(e1)
+        drains.set()
+        await stage.until(lambda: is_parked(stage, SEVEN))
+
+
+async def is_parked(stage: Stage, sequence: SequenceId) -> bool:
+    return await stage.commands.xlen(stage.keys.sequence(sequence).parked) == 1
 
 
 @pytest.mark.leaves_sequences
