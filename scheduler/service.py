@@ -311,10 +311,10 @@ class Scheduler:
             try:
                 lost = await mesh.reach.lost()
                 poll, _ = await mesh.polls.next()
-                usable = {member.registration.executor for member in poll.members if member.usable}
+                gone = {member.registration.executor for member in poll.members if not member.usable}
                 for executor in sorted(executors):
                     for shard in (shard for shard in mesh.keys.shards if shard not in lost):
-                        await mesh.scripts.drain_whole(executor, shard=shard, alive=executor in usable)
+                        await mesh.scripts.drain_whole(executor, shard=shard, alive=executor not in gone)
                 failures = 0
                 # Where inboxes are long and slots are short, there is no end of it: Redis has as long for others.
                 await asyncio.sleep(self._clock() - begin)
