@@ -27,6 +27,7 @@ from deploy.operate.texts import id_text
 from shared.contract.errors import Code, MeshError, RequestError, UnavailableError
 from shared.contract.ids import UINT64_DIGITS, SequenceId, correlation_id_from, correlation_id_of, model_of, sequence_id
 from shared.process import logs
+from shared.process.lifecycle import Stop
 from shared.store.connections.redis_py import LOST_OR_REFUSED
 
 STATIC = Path(__file__).parent / "static"
@@ -71,7 +72,7 @@ class Lookups:
 
 @dataclass(frozen=True, slots=True)
 class ConsoleRoutes:
-    """The handlers. control: socket of the launcher; None: nothing can be killed here"""
+    """The handlers. control: socket of the launcher; None: nothing can be killed here; stop: ends the streams"""
 
     access: Access
     live: LiveMesh
@@ -79,6 +80,7 @@ class ConsoleRoutes:
     lookups: Lookups
     actions: Actions
     control: Path | None
+    stop: Stop
 
     async def session(self, request: Request) -> Response:
         """GET /api/session: whether the token that came with it is the right one."""
@@ -166,7 +168,7 @@ class ConsoleRoutes:
         return answered({"pages": self.live.pages})
 
     async def stream(self, request: Request) -> ASGIApp:
-        """GET /api/live: the stream of events, until the browser goes, or leaves it unread."""
+        """GET /api/live: the stream of events, until the browser goes, leaves it unread, or the console stops."""
         self.access.check_reader(request.headers)
         watches, charts = watched_by(request), charted_by(request)
 
@@ -175,14 +177,14 @@ class ConsoleRoutes:
             with self.live.opened(watches, charts) as page:
                 headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
                 await send({"type": "http.response.start", "status": 200, "headers": headers})
-                gone = asyncio.ensure_future(until_gone(receive))
-                telling = asyncio.ensure_future(self._tell(page, send))
+                ends = [until_gone(receive), self._tell(page, send), self.stop.wait()]
+                tasks = [asyncio.ensure_future(each) for each in ends]
                 try:
-                    await asyncio.wait((gone, telling), return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 finally:
-                    gone.cancel()
-                    telling.cancel()
-                    await asyncio.gather(gone, telling, return_exceptions=True)
+                    for task in tasks:
+                        task.cancel()
+                    await asyncio.gather(*tasks, return_exceptions=True)
 
         return streamed
 

@@ -56,7 +56,7 @@ async def serve(
             Origins(settings.console_allowed_origin, is_loopback=is_loopback(host), flag="--console-allowed-origin"),
             is_loopback(host),
         )
-        app = build_app(ConsoleRoutes(access, live, reader, Lookups(), Actions(reader), control), page_files())
+        app = build_app(ConsoleRoutes(access, live, reader, Lookups(), Actions(reader), control, stop), page_files())
         tasks.start(live.run(), name="live")
         stop.started()
         # Of a container it is the address on its machine, where the port is published as it is.

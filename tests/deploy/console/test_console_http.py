@@ -450,6 +450,20 @@ async def calls(redis: Redis) -> int:
     return int((await redis.info("stats"))["total_commands_processed"])
 
 
+async def test_a_console_that_stops_ends_the_streams_of_open_pages(
+    mesh: ScriptedMesh, redis_url: str, key_prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Hypercorn cancelled them after a second, which asyncio logged as an error with twenty lines of traceback."""
+    async with (
+        aiohttp.ClientSession() as browser,
+        serving_console(redis_url=redis_url, key_prefix=key_prefix) as served,
+    ):
+        stream = await browser.get(f"http://127.0.0.1:{served.port}/api/live")
+        await stream.content.readuntil(b"\n\n")
+
+    assert [] == [record.message for record in caplog.records if record.name == "asyncio"]
+
+
 async def test_a_browser_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "UNREAD_S", 0.5)
     monkeypatch.setattr(live_module, "READ_EVERY_S", 0.001)
@@ -463,7 +477,7 @@ async def test_a_browser_that_does_not_read_is_dropped(monkeypatch: pytest.Monke
     reader = cast("MeshReader", Readings())
     live = LiveMesh(reader, "0")
     access = Access(TOKEN, Origins(is_loopback=True), is_loopback=True)
-    app = build_app(ConsoleRoutes(access, live, reader, Lookups(), Actions(reader), None), page_files())
+    app = build_app(ConsoleRoutes(access, live, reader, Lookups(), Actions(reader), None, Stop()), page_files())
     listening = listen("127.0.0.1", 0)
     port: int = listening.getsockname()[1]
     stop = asyncio.Event()
