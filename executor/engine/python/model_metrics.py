@@ -53,7 +53,8 @@ class _Family:
         self.name = name
         self.description = description
         self.kind = kind
-        self.lock = threading.Lock()
+        # Re-entrant, as that of all families: the collector of garbage may have a model count on a thread that has it.
+        self.lock = threading.RLock()
         self.values: dict[Labels, _Value] = {}
 
     def report(self) -> CustomFamily:
@@ -78,7 +79,7 @@ def _samples(kind: str, labels: Labels, value: _Value) -> list[Sample]:
 
 
 _families: dict[str, _Family] = {}
-_families_lock = threading.Lock()
+_families_lock = threading.RLock()
 
 
 _reported: dict[object, tuple[CustomFamily, ...]] = {}

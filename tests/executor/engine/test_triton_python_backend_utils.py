@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import sys
-from typing import Any
+import threading
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -252,6 +254,33 @@ def test_families_of_each_request_s_own_end_at_the_same_bound(monkeypatch: pytes
         make(101)
 
     forget_families(code)
+
+
+def test_a_destructor_may_count_while_the_family_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python's collector runs it on any thread, in the middle of anything: here, of the executor's report."""
+    gauge = pb_utils.MetricFamily("open_sessions", "", pb_utils.MetricFamily.GAUGE).Metric()
+    samples = cast("Any", model_metrics)._samples
+
+    class Session:
+        def __init__(self) -> None:
+            self.itself = self
+            gauge.increment(1)
+
+        def __del__(self) -> None:
+            gauge.increment(-1)
+
+    def collected(*arguments: Any) -> Any:
+        gc.collect()
+        return samples(*arguments)
+
+    Session()
+    monkeypatch.setattr(model_metrics, "_samples", collected)
+    reporting = threading.Thread(target=custom_families, daemon=True)
+    reporting.start()
+    reporting.join(60)
+
+    assert not reporting.is_alive()
+    assert 0 == gauge.value()
 
 
 def test_whatever_numbers_a_model_measures_can_be_reported() -> None:
