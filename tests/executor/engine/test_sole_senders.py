@@ -7,11 +7,13 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
 
 from executor.engine.base import BatchResult, Engine, LateAnswer, Row, RowError, RowResult
+from executor.engine.python.process import instance_process
 from executor.engine.python.process.engine import ProcessEngine
 from executor.engine.python.response_senders import CLOSED, SECOND, TOO_EARLY, UNANSWERED
 from executor.workers.worker import EngineWorker
@@ -488,6 +490,24 @@ self.returned.set()
     (one,) = run(engine, row(1))
 
     assert 1 == value_of(one)
+
+
+@pytest.mark.starts_processes
+@pytest.mark.parametrize("workshop_of_both", ["process"], indirect=True)
+def test_a_state_that_moved_on_with_a_late_answer_outlives_a_batch_that_cannot_be_sent(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = load(workshop, config(states=True))
+    given = Given.of(run(engine, row(LATER))[0])
+    run(engine, row(RELEASES, slot=1))
+    given.answer()
+
+    with monkeypatch.context() as without_memory:
+        without_memory.setattr(instance_process.messages, "encode", Mock(side_effect=MemoryError))
+        with pytest.raises(MemoryError):
+            run(engine, row(RETURNS, slot=2))
+
+    assert LATER + SENDS == value_of(run(engine, row(SENDS, start=False))[0])
 
 
 @pytest.mark.starts_processes

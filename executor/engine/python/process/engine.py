@@ -170,9 +170,14 @@ class ProcessEngine:
         self._running = list(zip(given, self._numbers, strict=True))
         if self._unwanted:
             self._tell_unwanted()
-        run = Run(travelling(given), wants, self._numbers, sequences.take_moved_on())
+        moved_on = sequences.take_moved_on()
         try:
-            ran = self._process.call(run)
+            ran = self._process.call(Run(travelling(given), wants, self._numbers, moved_on))
+        except ProcessLostError:
+            raise
+        except BaseException:  # no memory for what was to be sent, say
+            sequences.give_back(moved_on)
+            raise
         finally:
             self._running = ()
         if not isinstance(ran, Ran) or len(ran.rows) != len(rows):

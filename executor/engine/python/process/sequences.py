@@ -87,6 +87,11 @@ class ProcessSequences:
             taken[slot] = states
         return taken
 
+    def give_back(self, taken: Mapping[int, Mapping[str, Tensor] | None]) -> None:
+        """The process has not got these states. Later ones stay."""
+        for slot, states in taken.items():
+            self._moved_on.setdefault(slot, states)
+
     def put(self, slot: int, states: Mapping[str, Tensor]) -> None:
         """A state that came from elsewhere, and that the process has."""
         assert isinstance(self._kept, KeptStates), "only declared states come this way"
