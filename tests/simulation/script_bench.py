@@ -33,6 +33,10 @@ STEPS_BACK = 0.2
 """The share of runs in which the clock of Redis is set back now and then."""
 STEPS_AHEAD = 0.2
 """The share of runs in which it jumps ahead, as that of a machine which was suspended."""
+FOLLOWS = 0.5
+"""The share of runs in which one of the sequences follows another."""
+FOLLOWING = "@ensemble//1#2-0.1"
+"""The version that this one requests."""
 JOURNALS = (NO_JOURNAL, JournalBounds(100, 100_000), JournalBounds(100, 100_000), JournalBounds(3, 100_000))
 JOURNALS_BY_BYTES = (JournalBounds(100, 60), JournalBounds(100, 120))
 """What journals may hold: nothing, everything, few steps, few bytes."""
@@ -66,6 +70,8 @@ class Bench:
         # It never sends anything itself.
         self.scripts = Scripts(connect("redis://nowhere"), self.keys)
         self.sequences = [sequence_id(MODEL, "", number) for number in range(1, SEQUENCES + 1)]
+        if random.Random(f"follows {seed}").random() < FOLLOWS:
+            self.sequences[0] = sequence_id(MODEL, FOLLOWING, 1)
         # Of the others the state is lost with their owner.
         self.durable = frozenset(self.sequences[: self.chance.randint(SEQUENCES - 1, SEQUENCES)])
         self.truth = Truth(self.store, self.keys, self.sequences, self.journal)

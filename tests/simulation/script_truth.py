@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shared.contract.errors import Reason
-from shared.contract.ids import Epoch, ExecutorId, SequenceId, ShardId
+from shared.contract.ids import Epoch, ExecutorId, SequenceId, ShardId, follows_another
 from shared.contract.limits import LOST_OWNERS_MAX
 from shared.contract.messages import StepFlag, encode
 from shared.contract.record import NO_ENTRY, TOMBSTONES
@@ -394,7 +394,8 @@ class Truth:
                     self.violate(f"{place}: gave {done.state} instead of {expected}")
                 return expected
             case StepOutcome.FAILED:
-                return None if StepFlag.START in done.flags else before
+                is_fatal = StepFlag.START in done.flags or follows_another(done.sequence)
+                return None if is_fatal else before
             case StepOutcome.CANCELLED:
                 if done.request not in self.left:
                     self.violate(f"{place}: was cancelled, although its caller waits")
