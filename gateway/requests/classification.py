@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,8 @@ from shared.contract.tensors import Tensor, pack_bytes, to_numpy
 
 ELEMENTS_MAX = 1_000_000
 """Elements of an output that can be classified."""
+CLASSES_BYTES_MAX = 64 << 20
+"""Bytes of what is made of an output: of 64 bits, a value may have 309 digits. Of 32 bits, as many as may be fit in."""
 NOT_CLASSIFIED = ("BOOL", "FP16", "BF16", "BYTES")
 WEIGHT = 64
 """So many bytes of an output that is copied, or written as JSON, take no longer than one that is classified: an element
@@ -38,7 +40,7 @@ def classify(tensor: Tensor, classes: int, *, batched: bool, labels: Sequence[st
     # Computed, because numpy finds no length for rows of which there are none.
     rows = values.reshape(tensor.shape[0] if batched and tensor.shape else 1, math.prod(tensor.shape[int(batched) :]))
     count = min(classes, rows.shape[1])
-    elements = pack_bytes(element for row in rows for element in _top(row, count, labels))
+    elements = pack_bytes(_bounded(element for row in rows for element in _top(row, count, labels)))
     return Tensor(tensor.name, "BYTES", (len(rows), count) if batched else (count,), elements)
 
 
@@ -46,6 +48,15 @@ def classified(tensor: Tensor, classes: int, record: ModelRecord) -> Tensor:
     """As `classify`, for an output of this model."""
     labels = record.labels.get(tensor.name, ())
     return classify(tensor, classes, batched=record.config.max_batch_size > 0, labels=labels)
+
+
+def _bounded(elements: Iterable[str]) -> Iterator[str]:
+    left = CLASSES_BYTES_MAX
+    for element in elements:
+        left -= len(element)
+        if left < 0:
+            raise RequestError("classification output tensor too large")
+        yield element
 
 
 def _top(row: NDArray[Any], count: int, labels: Sequence[str]) -> Iterator[str]:

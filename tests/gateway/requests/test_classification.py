@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from gateway.requests.classification import classified, classify
+from gateway.requests.classification import CLASSES_BYTES_MAX, ELEMENTS_MAX, classified, classify
 from shared.contract.errors import RequestError
 from shared.contract.messages import ModelRecord
 from shared.contract.tensors import Tensor, bytes_elements, from_numpy
@@ -43,6 +43,17 @@ def test_the_first_dimension_is_a_batch_if_the_model_has_batches(max_batch_size:
     output = from_numpy("OUTPUT", np.array([[1, 5]], np.int32))
 
     assert shape == tuple(classified(output, 1, ModelRecord(config, "", ("1",))).shape)
+
+
+def test_a_few_bytes_of_numbers_become_no_endless_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight MiB of the largest doubles took 630 MiB; as many of the largest floats still have room."""
+    assert ELEMENTS_MAX * len(f"{np.finfo(np.float32).min:f}:{ELEMENTS_MAX}") < CLASSES_BYTES_MAX
+    monkeypatch.setattr("gateway.requests.classification.CLASSES_BYTES_MAX", 1000)
+    largest = from_numpy("OUTPUT", np.full(4, np.finfo(np.float64).max))
+
+    assert 3 == len(classes(classify(largest, 3, batched=False)))
+    with pytest.raises(RequestError, match="classification output tensor too large"):
+        classify(largest, 4, batched=False)
 
 
 def test_texts_are_not_classified() -> None:
