@@ -11,8 +11,13 @@ from shared.contract.errors import RequestError
 T = TypeVar("T", int, str)
 
 RESERVED = frozenset(
-    ("sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output")
+    (
+        *("sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output"),
+        *("sequence_step", "sequence_answer", "sequence_run_info", "sequence_close"),
+        *("sequence_wait_info", "sequence_wait_max_ms"),
+    )
 )
+"""Triton's, and the mesh's own: who sends one of these as a header takes it for heard."""
 RESERVED_PREFIX = "triton_"
 
 
