@@ -38,6 +38,9 @@ class RegionFolder:
     def __post_init__(self) -> None:
         self.path.mkdir(mode=0o700, exist_ok=True)
 
+    def __len__(self) -> int:
+        return len(self._files())
+
     def add(self, entry: RegionEntry) -> bool:
         """Registers a region; False if there is one of that name."""
         new = self.path / f".{uuid.uuid4().hex}"

@@ -168,7 +168,8 @@ class Regions:
             raise already_there(name)
         if len(name) > NAME_CHARACTERS_MAX:
             raise RequestError(f"the name of a shared memory region has at most {NAME_CHARACTERS_MAX} characters")
-        if len(self.status()) >= REGIONS_MAX:
+        # No file is read for it: a registration that read all the others would hold the loop for ten milliseconds.
+        if len(self._regions if self._shared is None else self._shared) >= REGIONS_MAX:
             raise UnavailableError(f"this gateway has {REGIONS_MAX} shared memory regions: unregister some")
         region = Region(RegionEntry(name, key, offset, byte_size), self._open(key))
         if not byte_size or offset + byte_size > region.file.size:

@@ -191,6 +191,21 @@ def test_there_are_so_many_regions_and_no_more(folder: Path, monkeypatch: pytest
     assert REGIONS_MAX > 3
 
 
+def test_regions_of_all_gateways_that_share_a_port_are_counted_and_not_read(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading them would take ten milliseconds of the loop at a thousand."""
+    monkeypatch.setattr("gateway.requests.regions.REGIONS_MAX", 3)
+    monkeypatch.setattr(RegionFolder, "entries", None)
+    one, other = (regions_in(folder, shared=RegionFolder(tmp_path / "regions")) for _ in range(2))
+    for number, regions in enumerate((one, other, one)):
+        regions.register(f"r{number}", "mine", 0, 64)
+
+    assert Code.UNAVAILABLE == refusal(other, "mine", "one more")[0]
+    one.unregister("r1")
+    other.register("one more", "mine", 0, 64)
+
+
 def test_a_registration_for_which_there_is_no_room_leaves_nothing(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
