@@ -93,7 +93,9 @@ class LentSlots:
         left = list(notes.items())
         for begin in range(0, len(left), NOTES_PER_CALL):
             await self._write(dict(left[begin : begin + NOTES_PER_CALL]))
-        self._noted = {place: shard for place, shard in {**self._noted, **notes}.items() if shard}
+        self._noted |= notes
+        for place in (place for place, shard in notes.items() if not shard):
+            del self._noted[place]
 
     async def _write(self, notes: Mapping[str, str]) -> None:
         async with self._mesh.links.connected() as link:
