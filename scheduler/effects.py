@@ -16,7 +16,6 @@ from scheduler.core.actions import (
     Action,
     Assign,
     Dismiss,
-    Drain,
     Forget,
     LayOut,
     LookAtIdle,
@@ -166,9 +165,6 @@ class EffectPerformer:
                 return []
             case ReclaimPart(executor, cause):
                 return [Reclaimed(executor, await self._reclaim_part(executor), cause)]
-            case Drain(executor):
-                await self._drain(executor, alive=True)
-                return []
             case Recall(executor):
                 return await self._recall(executor)
             case Forget(executor, cause):
@@ -356,7 +352,7 @@ class EffectPerformer:
                 after = {shard: str(goes_on) for shard, (_, goes_on) in replies.items() if goes_on}
             else:
                 after = {shard: "" for shard, (taken, _) in replies.items() if taken}
-        takeover.steps = await self._drain(executor, alive=True)
+        takeover.steps = await self.drain(executor, alive=True)
         self._tell_taken_over(executor, takeover)
 
     async def _reclaim_part(self, executor: ExecutorId) -> bool:
@@ -379,7 +375,7 @@ class EffectPerformer:
         if any(taken or looked_at for taken, looked_at in counts.values()):
             return False
         if takeover.sequences:
-            takeover.steps += await self._drain(executor, alive=False)
+            takeover.steps += await self.drain(executor, alive=False)
         self._tell_taken_over(executor, self._takeovers.pop(executor))
         return True
 
@@ -409,7 +405,7 @@ class EffectPerformer:
                 ms=round((time.monotonic() - takeover.begun_s) * 1000),
             )
 
-    async def _drain(self, executor: ExecutorId, *, alive: bool) -> int:
+    async def drain(self, executor: ExecutorId, *, alive: bool) -> int:
         """Goes through every entry of the executor's inboxes once. Returns how many were moved on."""
         moved, after = 0, dict.fromkeys(self._shards, "0-0")
         while after:
@@ -444,7 +440,7 @@ class EffectPerformer:
         ]
         if any(await self._exchange([("EXISTS", self._keys.executor_lease(executor)), *owned])):
             return False
-        await self._drain(executor, alive=False)
+        await self.drain(executor, alive=False)
         if await self._mesh.membership.remove(executor):
             logs.info("executor forgotten", executor=executor)
         return True

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 
 from scheduler.core import invariants
-from scheduler.core.actions import Action, Drain
+from scheduler.core.actions import Action
 from scheduler.core.away import Lent
 from scheduler.core.decide import UNREADABLE, decide, in_takeover, is_due, reclaimed_together
 from scheduler.core.events import ClockRead, Event, SequenceOver, SequenceWaits, SharesSeen, Tick, VersionsWithdrawn
@@ -204,7 +204,8 @@ class Leader:
         if is_swept := self._sweep and not self.away:
             # A leader may have ended in the midst of a takeover: a step that still lies in another inbox is not lost.
             poll, _ = await mesh.polls.next()
-            await self._performer.perform([Drain(executor) for executor in poll.offers(self.model)])
+            for executor in poll.offers(self.model):
+                await self._performer.drain(executor, alive=True)
             owners = await sweep(mesh, self.model, self.term)
         poll, now_ms = await mesh.polls.next()
         # An owner that is not registered, because the registrations were lost, is lost as one whose lease has ended.

@@ -71,7 +71,7 @@ class Recall:
 
 @dataclass(frozen=True, slots=True)
 class Reclaim:
-    """Take all sequences of the model away from an executor that lives, then move the steps in its inbox on (`Drain`).
+    """Take all sequences of the model away from an executor that lives, then move the steps in its inbox on.
 
     Each sequence comes back as a moving `SequenceWaits`.
 
@@ -90,14 +90,6 @@ class ReclaimPart:
 
     `Reclaimed` comes back, and says whether there are more.
     """
-
-    executor: ExecutorId
-    cause: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Drain:
-    """Move the steps in an executor's inbox whose sequences it does not own any more to where they belong."""
 
     executor: ExecutorId
     cause: str = ""
@@ -204,7 +196,6 @@ Action = (
     | Dismiss
     | Reclaim
     | ReclaimPart
-    | Drain
     | Forget
     | Reject
     | LookForExpired

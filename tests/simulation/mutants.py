@@ -85,7 +85,7 @@ class Mutant:
 
 async def inbox_before_sequences(self: EffectPerformer, executor: ExecutorId) -> bool:
     """In the place of `EffectPerformer._reclaim_part`: what was in the inbox still belongs to the lost executor."""
-    await self._drain(executor, alive=False)
+    await self.drain(executor, alive=False)
     shards = self._keys.shards
     while any(taken for taken, _ in await self._run([self._taking(executor, shard, lost=True) for shard in shards])):
         pass

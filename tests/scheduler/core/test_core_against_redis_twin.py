@@ -20,7 +20,6 @@ from scheduler.core.actions import (
     Action,
     Assign,
     Dismiss,
-    Drain,
     Forget,
     LayOut,
     LookAtIdle,
@@ -619,8 +618,6 @@ class CoreAgainstTwin(RuleBasedStateMachine):
                 return [Looked(now_ms, None)]
             case LookAtIdle() | Publish():
                 raise AssertionError("nobody asks for a forecast")
-            case Drain():
-                return []
 
     # -- what must be true ----------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from scheduler.core import invariants
-from scheduler.core.actions import Action, Drain, Reclaim, Reject
+from scheduler.core.actions import Action, Forget, Reclaim, Reject
 from scheduler.core.backlog import Entry
 from scheduler.core.decide import decide, reclaimed_together
 from scheduler.core.events import (
@@ -110,8 +110,8 @@ def test_a_new_leader_takes_only_those_that_cannot_have_the_slots_of_their_recor
 
 
 def test_of_an_executor_everything_is_taken_if_that_is_wanted_once() -> None:
-    wanted = [Reclaim(E1, only=("1",)), Drain(E1), Reclaim(E1), Reclaim(E1, only=("2",)), Drain(E1)]
-    assert [Reclaim(E1), Drain(E1)] == reclaimed_together(wanted)
+    wanted = [Reclaim(E1, only=("1",)), Forget(E1), Reclaim(E1), Reclaim(E1, only=("2",)), Forget(E1)]
+    assert [Reclaim(E1), Forget(E1)] == reclaimed_together(wanted)
 
 
 def test_who_waits_for_an_unloaded_version_is_refused_new_moving_or_returning() -> None:

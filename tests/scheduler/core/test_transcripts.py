@@ -51,7 +51,6 @@ from scheduler.core.actions import (
     Action,
     Assign,
     Dismiss,
-    Drain,
     Forget,
     LayOut,
     LookAtIdle,
@@ -315,8 +314,6 @@ def told_action(action: Action) -> str:
             return f"  reclaim {executor}{', only ' if only else ''}{' '.join(only)}"
         case ReclaimPart(executor):
             return f"  reclaim a part of {executor}"
-        case Drain(executor):
-            return f"  drain {executor}"
         case Forget(executor):
             return f"  forget {executor}"
         case Reject(sequence, _, _, message):
