@@ -119,7 +119,8 @@ class Search:
         for setting in dict.fromkeys((self.start, best)):
             if dict(setting) in known:
                 continue
-            say(f"the curve over {counts[0]} to {counts[-1]} callers")
+            name = "given" if setting == self.start else "chosen"
+            say(f"the {name} configuration: the curve over {counts[0]} to {counts[-1]} callers")
             points = zip(counts, self.measure(setting, plans), strict=True)
             self.notes.curve += [
                 CurvePoint(dict(setting), count, one.steps_per_s, one.p99_ms)
@@ -137,9 +138,10 @@ class Search:
         plan = self.plan
         load = (
             f"{plan.concurrency} callers, each with one step outstanding, over gRPC from this machine; {plan.rounds} "
-            f"rounds of {plan.window_s:g} s after {plan.warmup_s:g} s of warm-up, of which the medians count. One "
-            f"gateway, one scheduler, one executor and an embedded server on {os.cpu_count()} cores, started anew for "
-            "each trial. Memory is what the executor has resident, and the model's on GPUs."
+            f"round{'s' * (plan.rounds > 1)} of {plan.window_s:g} s after {plan.warmup_s:g} s of warm-up, of which the "
+            "medians count. One gateway, one scheduler, one executor and an embedded server on "
+            f"{os.cpu_count()} cores, started anew for each trial. Memory is what the executor has resident, and the "
+            "model's on GPUs."
         )
         outcome = Analysis(model, self.start, verdict.best, self.knobs, self.bounds, ending, load)
         (self.output / "report.md").write_text(markdown(outcome, self.notes))

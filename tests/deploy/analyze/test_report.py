@@ -43,11 +43,21 @@ def test_the_choice_is_told_with_its_reason_and_its_neighbours() -> None:
     text = markdown(outcome(BEST, Bounds(p99_ms=8)), notes(START, BEST))
 
     assert "Changed: size 4 -> 8. Throughput +50%; less than 4% is noise." in text
+    assert " Measured once more" not in markdown(outcome(BEST, Bounds()), notes())
     assert "The choice keeps the bounds: p99 at most 8 ms." in text
     assert "| chosen, again | size 8, copies 1 | 1,400 |" in text
     assert "failed to load: no / memory at all" in text
     assert "| size: rows | 8 (chosen) | 1,500 |" in text
     assert "| chosen | 2 | 200 | 1.00 |" in text
+
+
+def test_the_gain_is_also_that_of_the_last_two_measurements() -> None:
+    made = notes(BEST)
+    made.again.append(measurement(START, "again", Measured(1250, 1, 4)))
+
+    text = markdown(outcome(BEST, Bounds()), made)
+
+    assert "Throughput +50%; less than 4% is noise. Measured once more, one after the other: +12%." in text
 
 
 def test_a_gain_that_was_not_seen_again_is_shown_and_is_why_the_given_configuration_stays() -> None:
