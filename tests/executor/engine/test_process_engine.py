@@ -14,9 +14,9 @@ import tarfile
 import textwrap
 import time
 import venv
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -399,14 +399,9 @@ def test_without_memory_for_a_frame_its_row_fails_and_the_instance_goes_on(
     assert isinstance(result, RowResult)
 
 
-@pytest.mark.parametrize("runs", [0, 1], ids=["with its batch", "alone, when its batch has ended a process"])
-def test_a_row_that_could_not_be_sent_does_not_run_later(
-    workshop: Workshop, monkeypatch: pytest.MonkeyPatch, runs: int
-) -> None:
-    """Its caller has been told that it failed, and that the state stayed as it was. runs: that can be sent before"""
-    engine, posted = loaded(workshop, DECLARED, sum_config(declares=True)), list[Callable[[], None]]()
-    engine.run_again_on(posted.append)
-    assert [5] == answers(engine, row(0, 5, start=True))
+@contextmanager
+def memory_for(runs: int, monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
+    """Within the block so many batches can be sent, and then none."""
     encode, memory = instance_process.messages.encode, [True] * runs
 
     def encoded(message: object) -> bytes:
@@ -416,14 +411,39 @@ def test_a_row_that_could_not_be_sent_does_not_run_later(
 
     with monkeypatch.context() as without_memory:
         without_memory.setattr(instance_process.messages, "encode", encoded)
-        with pytest.raises(MemoryError):
-            answers(engine, row(0, 100), row(1, CRASHES, start=True))
+        yield
+
+
+@pytest.mark.parametrize("runs", [0, 1], ids=["with its batch", "alone, when its batch has ended a process"])
+def test_a_row_that_could_not_be_sent_does_not_run_later(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch, runs: int
+) -> None:
+    """Its caller has been told that it failed, and that the state stayed as it was. runs: that can be sent before"""
+    engine, posted = loaded(workshop, DECLARED, sum_config(declares=True)), list[Callable[[], None]]()
+    engine.run_again_on(posted.append)
+    assert [5] == answers(engine, row(0, 5, start=True))
+    with memory_for(runs, monkeypatch), nullcontext() if runs else pytest.raises(MemoryError):
+        told = answers(engine, row(0, 100), row(1, CRASHES, start=True))
+        assert ["model 'sum' failed: MemoryError: "] * 2 == told
     kill(engine)
     assert [6] == answers(engine, row(0, 1))
     for call in posted:
         call()
 
     assert [7] == answers(engine, row(0, 1))
+
+
+def test_a_row_that_could_not_be_sent_alone_fails_alone(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those before it have run, and their states have moved on."""
+    engine = loaded(workshop, DECLARED, sum_config(declares=True))
+    assert [5, 6] == answers(engine, row(0, 5, start=True), row(1, 6, start=True))
+    kill(engine)
+
+    with memory_for(2, monkeypatch):
+        told = answers(engine, row(0, 100), row(1, CRASHES), row(2, 7, start=True))
+
+    assert [105, "model 'sum' failed: MemoryError: ", "model 'sum' failed: MemoryError: "] == told
+    assert [106, 7] == answers(engine, row(0, 1), row(1, 1))
 
 
 def test_passes_that_are_over_are_kept_nowhere(workshop: Workshop) -> None:

@@ -136,18 +136,23 @@ class ProcessEngine:
                     f"model '{self._model}': the process of model instance '{self._instance}' {lost} while it ran this "
                     "request, for the second time",
                 )
-            except NotNowError as error:
-                results[index] = RowError(error.code, error.message)
         return BatchResult(results, spent)
 
     def _run_alone(
         self, row: Row, place: int, number: int, *, wanted: bool
     ) -> tuple[RowResult | RowError | None, Timings]:
-        """Runs a request again, under its number. Raises ProcessLostError or NotNowError."""
+        """Runs a request again, under its number. Raises ProcessLostError alone: other requests may have run before."""
         alone, place = self._sequences.alone(row, place)
         again = [one is row for one in alone]
-        ran = self._run(alone, [wanted and is_row for is_row in again], [number * is_row for is_row in again])
-        return ran.rows[place], ran.timings
+        try:
+            ran = self._run(alone, [wanted and is_row for is_row in again], [number * is_row for is_row in again])
+            return ran.rows[place], ran.timings
+        except ProcessLostError:
+            raise
+        except MeshError as error:
+            return RowError(error.code, error.message), NO_TIME
+        except Exception as error:  # noqa: BLE001 - no memory, say
+            return RowError(Code.INTERNAL, f"model '{self._model}' failed: {type(error).__name__}: {error}"), NO_TIME
 
     def _run(self, rows: Sequence[Row], want_state: Sequence[bool], numbers: Sequence[int] = ()) -> BatchResult:
         """Runs a batch. numbers: of the requests that run again. Raises ProcessLostError or NotNowError."""
@@ -252,10 +257,6 @@ class ProcessEngine:
             result, _ = self._run_alone(row, row.slot or 0, request.number, wanted=request.wanted)
         except ProcessLostError:
             return None  # it strays again
-        except MeshError as error:
-            return RowError(error.code, error.message)
-        except Exception as error:  # noqa: BLE001 - no memory, say; raised further it would end the engine's thread
-            return RowError(Code.INTERNAL, f"model '{self._model}' failed: {type(error).__name__}: {error}")
         if isinstance(result, RowResult) and not (result.open or self._decoupled):
             request.answers.end(result)
             return None
