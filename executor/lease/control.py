@@ -173,7 +173,7 @@ class Control:
             found = not isinstance(error, NoSuchModelError)
             return LoadFailure(entry, message.model, error.code, error.message, found, message.generation)
         if key == self._keys.wanted:
-            await insist("keeping a load", lambda: self._keep(done))
+            await insist("keeping a load", lambda: self._redis.hset(self._keys.kept, model, encode(done)))
         return None
 
     async def _do(self, message: ControlMessage, limit_s: float) -> ControlMessage:
@@ -201,6 +201,3 @@ class Control:
             before, self._latest_load = self._latest_load, asyncio.current_task()
             if before is not None:
                 await asyncio.wait({before}, timeout=SLOW_S)
-
-    async def _keep(self, message: ControlMessage) -> None:
-        await self._redis.hset(self._keys.kept, message.model, encode(message))

@@ -208,7 +208,7 @@ class Registration:
 
     async def leave(self) -> None:
         """Finishes the running batches, commits them, and hands all sequences over at once."""
-        await self.serving.quiet()
+        await self.serving.close()
         await self._committer.drained()
         with suppress(*LOST_OR_REFUSED):
             await self._metering.flush()

@@ -202,7 +202,7 @@ class Serving:
         """What is known of every sequence that this executor owns."""
         return [holding for model in self._all() if isinstance(model, SequenceModel) for holding in model.holdings]
 
-    async def close(self, staying: AbstractSet[str]) -> None:
+    async def close(self, staying: AbstractSet[str] = frozenset()) -> None:
         """From now on no sequence begins here, and only the sequences of the staying models go on. Returns when the
         batches of all other models have ended, or are not waited for any more.
         """
@@ -213,10 +213,6 @@ class Serving:
         for model in sorted(self._all(), key=lambda model: order[model.model]):
             if model.model not in staying:
                 await self._quiet(model)
-
-    async def quiet(self) -> None:
-        """As `close`, and no model stays."""
-        await self.close(frozenset())
 
     def _goes_on(self, model: str) -> bool:
         """Whether a model is served: each is, until `close` has named those that stay."""
