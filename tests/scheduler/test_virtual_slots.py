@@ -260,6 +260,7 @@ class Game:
         while any(executor.recalls for executor in leader.state.executors.values()):
             await self.read(leader)
             await leader._turn()
+        await self.drain()
         after = await self.line()
         for placed in before.keys() - after.keys():
             overtaken = [entry for entry in before.keys() & after.keys() if entry < placed]
@@ -267,6 +268,12 @@ class Game:
         await self.check_slots()
         if ticks and leader.state.ring("1").tables and before.keys() & after.keys():
             await self.check_nobody_waits_beside_an_idle_sequence()
+
+    async def drain(self) -> None:
+        """As a scheduler does beside its leaders."""
+        for executor in sorted(await self.access.to_be_drained()) if self.access.undrained else ():
+            for shard in self.keys.shards:
+                await self.mesh.scripts.drain_whole(executor, shard=shard, alive=executor in self.executors)
 
     async def read(self, leader: Leader) -> None:
         """The leader hears everything."""
