@@ -203,30 +203,11 @@ class Stage:
 
     async def start_many(self, count: int, *, model: str = MODEL) -> list[SequenceId]:
         """Sequences 1..count, started in as few round trips as may be."""
-        sequences = [sequence_id(model, "", number) for number in range(1, count + 1)]
-        calls = [
-            self.scripts.submit(
-                [
-                    Submission(
-                        sequence,
-                        StepFlag.START | StepFlag.DURABLE,
-                        b"",
-                        None,
-                        "1",
-                        self.gateway,
-                        "t",
-                        0,
-                        b"",
-                    )
-                ],
-                backlog_max=10_000,
-                in_flight_max=1_000,
-            )
-            for sequence in sequences
-        ]
+        steps = [self.submission(number, start=True, model=model) for number in range(1, count + 1)]
+        calls = [self.scripts.submit([step], backlog_max=10_000, in_flight_max=1_000) for step in steps]
         for begin in range(0, count, 200):
             await self.scripts.run_all(calls[begin : begin + 200])
-        return sequences
+        return [step.sequence for step in steps]
 
     async def record(self, correlation_id: CorrelationId, model: str = MODEL) -> dict[str, str]:
         """A sequence's record."""

@@ -525,22 +525,10 @@ class Truth:
         places = Counter((r[b"ow"], r[b"in"], r[b"sl"]) for r in live.values())
         if places and max(places.values()) > 1:
             self.violate(f"a slot has two holders: {places}")
-        prefix = f"{self._keys.base(SHARD)}owned:".encode()
-        owned = {
-            (key.removeprefix(prefix).split(b":")[0], member)
-            for key in self._store.present()
-            if key.startswith(prefix) and isinstance(value := self._store.value(key), SetValue)
-            for member in value
-        }
+        owned = self._members("owned")
         if owned != (expected := {(r[b"ow"], s.encode()) for s, r in live.items()}):
             self.violate(f"owned is {owned}, not {expected}")
-        prefix = f"{self._keys.base(SHARD)}tenant:".encode()
-        tenants = {
-            (key.removeprefix(prefix), member)
-            for key in self._store.present()
-            if key.startswith(prefix) and isinstance(value := self._store.value(key), SetValue)
-            for member in value
-        }
+        tenants = self._members("tenant")
         open_ones = {s: r for s, r in records.items() if r[b"st"] not in TOMBSTONES}
         if tenants != (expected := {(r[b"tn"], s.encode()) for s, r in open_ones.items() if b"tn" in r}):
             self.violate(f"tenants have {tenants}, not {expected}")
@@ -554,6 +542,16 @@ class Truth:
         news = {entry: fields[b"q"] for entry, fields in entries.items() if fields[b"k"] == b"d"}
         if news != (expected := {r[b"dn"]: s.encode() for s, r in records.items() if b"dn" in r}):
             self.violate(f"news in the line is {news}, not {expected}")
+
+    def _members(self, kind: str) -> set[tuple[bytes, bytes]]:
+        """What the sets of a kind hold, each member with the word behind the kind in its set's name."""
+        prefix = f"{self._keys.base(SHARD)}{kind}:".encode()
+        return {
+            (key.removeprefix(prefix).split(b":")[0], member)
+            for key in self._store.present()
+            if key.startswith(prefix) and isinstance(value := self._store.value(key), SetValue)
+            for member in value
+        }
 
     def _check_line(self, records: dict[SequenceId, dict[bytes, bytes]]) -> None:
         value = self._store.value(self._keys.line(SHARD, MODEL).encode())
