@@ -152,7 +152,6 @@ class PythonEngine:
             opened.callback(forget, self._code, path.parent)
             self._model = self._initialised(self._model_class, request)
             self._opened = opened.pop_all()
-        self.has_readiness = hasattr(self._model, "is_ready")
         # The model may call others there too: then the instance waits, and has not hung.
         beside = partial(self._executing, ())
         bytes_max = min(MODEL_STATE_BYTES_MAX, request.state_value_bytes_max)
@@ -196,6 +195,7 @@ class PythonEngine:
                 model = model_class()
                 if hasattr(model, "initialize"):
                     model.initialize(arguments)
+                self.has_readiness = hasattr(model, "is_ready")
         except BaseException as error:  # the model's own code, as in `_responses`
             raise LoadError(
                 f"Failed to initialize model instance '{request.instance_name}', message: {error_text(error)}"
@@ -343,12 +343,12 @@ class PythonEngine:
     def close(self) -> None:
         """Calls `finalize`; an exception is logged, because no caller is left."""
         self._model_state = None  # a sender that is forgotten from here on asks nothing of it
-        if hasattr(self._model, "finalize"):
-            try:
-                with called(self._code), calls.no_calls():
+        try:
+            with called(self._code), calls.no_calls():
+                if hasattr(self._model, "finalize"):
                     self._model.finalize()
-            except BaseException:  # as in `_responses`
-                log.exception("finalize of model instance '%s' failed", self._instance)
+        except BaseException:  # as in `_responses`
+            log.exception("finalize of model instance '%s' failed", self._instance)
         self._coroutines.close()
         self._opened.close()
 

@@ -1218,6 +1218,18 @@ def test_a_model_that_cannot_be_loaded_says_why(workshop: Workshop, source: str,
     assert "executor/engine" not in caught.value.message
 
 
+def test_a_model_that_cannot_be_asked_for_its_methods_leaves_nothing_behind(workshop: Workshop) -> None:
+    """It raises another error than AttributeError, which is all that `hasattr` takes."""
+    asked = "def __getattr__(self, name):\n        if name == 'is_ready': 1 / 0\n        raise AttributeError(name)"
+    workshop.python("odd", f"class TritonPythonModel:\n    def execute(self, r): ...\n    {asked}")
+    before = list(sys.path)
+
+    with pytest.raises(LoadError, match="Failed to initialize model instance 'odd_0_0', message: ZeroDivisionError"):
+        workshop.load(plain_config("odd", "python", inputs=[], outputs=[]))
+
+    assert before == sys.path
+
+
 def bench_config(name: str, datatype: str, inputs: int, outputs: int) -> ModelConfig:
     return sequence_config(
         name,
