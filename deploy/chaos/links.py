@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context, resource_tracker
 from multiprocessing.managers import BaseManager
 from typing import Any, Self
 
@@ -30,11 +30,8 @@ class Manager(BaseManager):
 Manager.register("Proxy", Proxy, exposed=("listen", "close", "cut", "strand", "hold", "release", "delay"))
 
 
-def live_with(parent: int) -> None:
-    """Ctrl-C and the like may reach a whole group of processes: the main one handles them; this one dies with it."""
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(signum, signal.SIG_IGN)
-    ask_for_signal_at_parents_death(parent, signal.SIGKILL)
+STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+"""Ctrl-C and the like may reach a whole group of processes: the main one handles them."""
 
 
 class Links:
@@ -46,7 +43,20 @@ class Links:
         self._proxies: dict[str, Any] = {}
 
     def __enter__(self) -> Self:
-        self._manager.start(live_with, (os.getpid(),))
+        others = active_children()
+        resource_tracker.ensure_running()  # before: it lets signals through when it starts
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        try:
+            # The process begins with these signals blocked, and keeps them so; it dies with this one.
+            self._manager.start(ask_for_signal_at_parents_death, (os.getpid(), signal.SIGKILL))
+        except BaseException:
+            # Interrupted through another thread: nobody will hear of its address, nor end it.
+            for process in active_children():
+                if process not in others:
+                    process.kill()
+            raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -23,6 +23,34 @@ with Links():
 """
 
 
+INTERRUPTED = """
+import os, signal, threading
+from deploy.chaos.links import Links
+threading.Timer(0.06, os.kill, (os.getpid() * {alone}, signal.SIGINT)).start()
+try:
+    with Links():
+        threading.Event().wait()
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+@pytest.mark.parametrize("alone", [True, False], ids=["alone", "with its group"])
+def test_who_is_interrupted_while_the_proxies_start_hears_nothing_of_their_process(*, alone: bool) -> None:
+    """It said in twenty lines that it was interrupted, too, or that nobody read its address."""
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED.format(alone=alone)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert (0, "interrupted\n") == (done.returncode, done.stdout)
+
+
 @pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_to_the_whole_group_leaves_the_proxies_to_the_main_process(by: signal.Signals) -> None:
     """As Ctrl-C, `timeout`, supervisors, and a terminal that is closed send it."""
