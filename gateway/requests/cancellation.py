@@ -3,7 +3,7 @@
 A client leaves by closing its HTTP connection, or by cancelling its RPC or its stream. In both protocols this cancels
 the request's future. What happens to the request depends on how far it has come:
 
-    not sent yet              `dispatch` drops it
+    not sent yet              `dispatch` drops it, unless it can be sent again and somebody waits for a step behind it
     on its way to Redis       it is withdrawn as soon as Redis has said that it accepted the request
     accepted, not running     a step of a sequence that waits for a slot ends the whole sequence; a step of a sequence
                               in a slot is cancelled when its turn comes, with all steps behind it; a stateless request

@@ -33,7 +33,7 @@ from gateway.requests.exchange.script_calls import (
 )
 from gateway.requests.waiting import PendingRequest
 from shared.contract.errors import UnavailableError
-from shared.contract.ids import ShardId
+from shared.contract.ids import SequenceId, ShardId
 from shared.contract.limits import SCRIPT_BYTES_MAX, SCRIPT_STEPS_MAX
 from shared.process import logs
 from shared.store.connections.link import Link
@@ -94,16 +94,17 @@ class Departures:
         """Notes that a request's future ended before Redis accepted the request. If it is still queued, it is not sent.
 
         While Redis is away, many such requests may lie in a queue. The queue is cleaned when half of it may be such:
-        this bounds the queue at twice the live requests, and the cost per request stays constant. And when those may
-        have LEFT_BYTES_MAX, which count no longer: a client may send large ones and leave, again and again.
+        this bounds the queue at about twice the live requests, and the cost per request stays constant. And when those
+        may have LEFT_BYTES_MAX, which count no longer: a client may send large ones and leave, again and again.
         """
         key = pending.shard, kind_of(pending)
         queue = self._queues[key]
         self._left[key] += 1
         self._left_bytes[key] += pending.size
-        if 2 * self._left[key] >= len(queue) or self._left_bytes[key] > LEFT_BYTES_MAX:
+        is_large = self._left_bytes[key] > LEFT_BYTES_MAX
+        if 2 * self._left[key] >= len(queue) or is_large:
             self._left[key] = self._left_bytes[key] = 0
-            wanted = [pending for pending in queue if not pending.future.done()]
+            wanted = [one for one in queue if not one.future.done()] if is_large else _worth_sending(queue)
             queue.clear()
             queue.extend(wanted)
 
@@ -245,7 +246,7 @@ class Departures:
             # token, so it is sent on suspicion. A step could not be named without its birth and number.
             if pending.withdrawn and pending.first_sent is not None and batch.kind is CallKind.WORK:
                 self.put(pending, WITHDRAWAL_OF[batch.kind])
-        return [pending for pending in batch.requests if not pending.future.done()]
+        return _worth_sending(batch.requests)
 
 
 async def _redis_ahead_ms(link: Link) -> float:
@@ -258,11 +259,32 @@ def _take_unsent(queue: deque[PendingRequest]) -> list[PendingRequest]:
     taken: list[PendingRequest] = []
     size = 0
     while queue and len(taken) < SCRIPT_STEPS_MAX and size < SCRIPT_BYTES_MAX:
-        pending = queue.popleft()
+        taken.append(queue.popleft())
+        size += taken[-1].size
+    return _worth_sending(taken)
+
+
+def _worth_sending(requests: Iterable[PendingRequest]) -> list[PendingRequest]:
+    """Those that somebody waits for, in their order, and repeatable steps that they follow in their sequence.
+
+    Of several steps that a client has sent one behind the other, and has left, a gateway may have heard that the first
+    one is left, and not the second one yet. That one alone would be accepted in the first one's place. Together they
+    are in order, and who sends them again finds them.
+    """
+    queued = list(requests)
+    if not any(pending.future.done() for pending in queued):
+        return queued
+    worth: list[PendingRequest] = []
+    awaited = set[SequenceId]()
+    for pending in reversed(queued):
+        sequence = pending.admitted.sequence
         if not pending.future.done():
-            taken.append(pending)
-            size += pending.size
-    return taken
+            worth.append(pending)
+            if sequence is not None:
+                awaited.add(sequence)
+        elif sequence in awaited and pending.repeatable:
+            worth.append(pending)
+    return worth[::-1]
 
 
 def _take_of_one_load(queue: deque[PendingRequest]) -> list[PendingRequest]:

@@ -118,19 +118,17 @@ async def test_a_step_whose_caller_leaves_before_it_is_sent_is_not_sent(
     assert (4, 4) == (len(executor.received), parts.dispatch.sent - before)
 
 
-@pytest.mark.parametrize("is_lost", [False, True], ids=["for the first time", "again"])
-async def test_a_step_whose_caller_leaves_while_its_gateway_connects_is_not_sent(
-    parts: GatewayParts, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch, *, is_lost: bool
-) -> None:
-    """Whoever takes it back relies on that: what was not sent has changed nothing."""
-    await parts.inference.submit(step(1, start=True))
-    await settled(parts, 1)
+@pytest.fixture(params=[False, True], ids=["for the first time", "again"])
+def leaving(
+    parts: GatewayParts, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> list[asyncio.Future[Answer]]:
+    """The callers of these leave while their gateway connects to Redis; before, it may have failed to."""
     leaving, link, connect = list[asyncio.Future[Answer]](), departures_of(parts)._link, Link.connect
-    failures = [RedisConnectionError("lost")] if is_lost else []
+    failures = [RedisConnectionError("lost")] if request.param else []
 
     async def leaves_meanwhile(self: Link) -> None:
         await connect(self)
-        if self is not link:
+        if self is not link or not leaving:
             return
         if failures:
             raise failures.pop()
@@ -139,12 +137,39 @@ async def test_a_step_whose_caller_leaves_while_its_gateway_connects_is_not_sent
         await asyncio.sleep(0)
 
     monkeypatch.setattr(Link, "connect", leaves_meanwhile)
+    return leaving
+
+
+async def test_a_step_whose_caller_leaves_while_its_gateway_connects_is_not_sent(
+    parts: GatewayParts, executor: FakeExecutor, leaving: list[asyncio.Future[Answer]]
+) -> None:
+    """Whoever takes it back relies on that: what was not sent has changed nothing."""
+    await parts.inference.submit(step(1, start=True))
+    await settled(parts, 1)
     leaving.append(parts.inference.submit(step(2)))
     behind = parts.inference.submit(step(4))
 
     assert 5 == total(await behind)
     await settled(parts, 2)
     assert 2 == parts.dispatch.sent
+
+
+async def test_a_step_that_can_be_sent_again_stays_before_the_one_that_somebody_waits_for(
+    parts: GatewayParts, executor: FakeExecutor, leaving: list[asyncio.Future[Answer]]
+) -> None:
+    """The gateway may not have heard yet that the other one is left, too. It must not take the place of the first."""
+    await parts.inference.submit(step(1, start=True))
+    await settled(parts, 1)
+    first, second, third = (step(value, request_id=f"r{value}") for value in (2, 4, 8))
+    leaving.append(parts.inference.submit(first))
+    behind = parts.inference.submit(second)
+    leaving.append(parts.inference.submit(third))
+
+    assert 7 == total(await behind)
+    await settled(parts, 3)
+    assert 3 == parts.dispatch.sent, "nobody waits for one behind the third"
+    leaving.clear()
+    assert [3, 7, 15] == [total(await parts.inference.submit(one)) for one in (first, second, third)]
 
 
 @pytest.mark.parametrize("bound", ["SCRIPT_STEPS_MAX", "SCRIPT_BYTES_MAX"])
