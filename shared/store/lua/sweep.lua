@@ -16,6 +16,12 @@ local function lies_in(stream, sid, n)
   return false
 end
 
+-- Whether a sequence has its place in the line. A line that was removed begins anew, with the numbers of the same ms.
+local function has_place(entry, sid)
+  local found = redis.call('XRANGE', STARTS, entry, entry)[1]
+  return found and fields_of(found).q == sid
+end
+
 -- How long a sequence may still wait for its first slot, us; 0: for ever. deadline: the record's field dl
 local function patience_us(deadline)
   return deadline and string.format('%.0f', math.max(1, number(deadline) - clock_ms()) * 1000) or '0'
@@ -35,7 +41,7 @@ local function look_over(keys, sid)
     if accepted > committed and not lies_in(BASE .. 'inbox:' .. got[2], sid, committed + 1) then error(UNREADABLE) end
   elseif state ~= 'p' then
     if accepted > committed and not lies_in(keys.parked, sid, committed + 1) then error(UNREADABLE) end
-    if not is_paused and #redis.call('XRANGE', STARTS, got[6], got[6]) == 0 then
+    if not is_paused and not has_place(got[6], sid) then
       redis.call('HSET', keys.record, 'be', line_up(sid, state, got[5], patience_us(got[8]), tenant))
     end
   end

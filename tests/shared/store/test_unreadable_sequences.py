@@ -548,6 +548,23 @@ async def test_who_is_put_back_into_the_line_waits_no_longer_than_its_caller_wan
 
 
 @pytest.mark.leaves_sequences
+async def test_who_is_put_back_into_the_line_does_not_take_the_place_of_another_for_its_own(mesh: ScriptedMesh) -> None:
+    """A line that was removed numbers its entries anew, as before where that is in the same ms."""
+    await submitted(mesh, *(mesh.submission(number, ONE, START) for number in (VICTIM, OTHER)))
+    (shard,) = mesh.keys.shards
+    starts = mesh.keys.starts(shard, "sum")
+    places = [(await mesh.record(number))["be"] for number in (VICTIM, OTHER)]
+    await mesh.redis.delete(starts)
+    await mesh.redis.xadd(starts, {b"q": mesh.sequence(VICTIM)}, id=places[1])
+    await mesh.redis.hset(mesh.keys.sequence(mesh.sequence(VICTIM)).record, "be", places[1])
+
+    assert [1, 1] == await swept(mesh)
+
+    lined = [fields[b"q"].decode() for _, fields in await mesh.redis.xrange(starts)]
+    assert [mesh.sequence(VICTIM), mesh.sequence(OTHER)] == lined
+
+
+@pytest.mark.leaves_sequences
 @pytest.mark.parametrize("state", ["live", "waiting", "moving"])
 async def test_a_sequence_whose_next_step_is_nowhere_is_lost(mesh: ScriptedMesh, state: str) -> None:
     if state != "waiting":
