@@ -18,8 +18,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from types import SimpleNamespace
 from typing import Any, Protocol, cast
 
 import torch
@@ -147,10 +145,21 @@ def program_changes(program: torch.export.ExportedProgram, module: torch.nn.Modu
 
 def _buffer(module: torch.nn.Module, path: str) -> Attribute:
     parent, _, name = path.rpartition(".")
-    module = module.get_submodule(parent)
-    # To set an attribute that is a buffer already replaces the tensor.
-    owner = SimpleNamespace(getattr=partial(getattr, module), setattr=partial(setattr, module))
-    return Attribute(cast("Owner", owner), name, (Leaf(path),))
+    return Attribute(_Buffers(module.get_submodule(parent)), name, (Leaf(path),))
+
+
+class _Buffers:
+    """A plain module as the owner of its buffers."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = module
+
+    def getattr(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+    def setattr(self, name: str, value: Any) -> None:
+        # The module's own way to set an attribute that is a buffer already: it replaces the tensor.
+        setattr(self._module, name, value)
 
 
 class _Reading:
