@@ -32,8 +32,9 @@ def lines_of_version(model_dir: Path, version: str, code_dir: Path | None, *, co
 def lines(folder: Path, *, content_max: float = NO_CONTENT, skip: Collection[str] = ()) -> Iterator[str]:
     """A line for each file of a folder: its path, size, and time or content. Raises OSError."""
     for path in _files(folder, skip):
-        size = path.stat().st_size
-        yield f"{path.relative_to(folder)} {size} {_content(path) if size <= content_max else path.stat().st_mtime_ns}"
+        found = path.stat()
+        state = _content(path) if found.st_size <= content_max else found.st_mtime_ns
+        yield f"{path.relative_to(folder)} {found.st_size} {state}"
 
 
 def _content(path: Path) -> str:
