@@ -35,6 +35,15 @@ async def idle(stage: Stage, executor: ExecutorId, count: int) -> None:
     await stage.commit(await stage.inbox(executor), executor)
 
 
+async def due(stage: Stage, count: int) -> None:
+    """So many sequences in slots have been idle for too long, and nobody has looked."""
+    executor = await stage.join("e1", slots=32)
+    async with stage.scheduler():
+        await idle(stage, executor, count)
+    for number in range(1, count + 1):
+        await stage.end_idle_time(number)
+
+
 @asynccontextmanager
 async def performer(
     stage: Stage,
@@ -326,11 +335,7 @@ async def test_all_idle_sequences_end_at_one_look_however_many_calls_that_needs(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("scheduler.effects.SCRIPT_STEPS_MAX", 2)
-    e1 = await stage.join("e1", slots=32)
-    async with stage.scheduler():
-        await idle(stage, e1, 20)
-    for number in range(1, 21):
-        await stage.end_idle_time(number)
+    await due(stage, 20)
 
     async with performer(stage) as leader:
         await leader.perform([LookForExpired(1)])
@@ -345,11 +350,7 @@ async def test_a_look_at_very_many_idle_sequences_leaves_some_to_the_next(
     """Whoever begins meanwhile does not wait until thousands are over."""
     monkeypatch.setattr("scheduler.effects.SCRIPT_STEPS_MAX", 2)
     monkeypatch.setattr("scheduler.effects.EXPIRED_MAX", 4)
-    e1 = await stage.join("e1", slots=32)
-    async with stage.scheduler():
-        await idle(stage, e1, 20)
-    for number in range(1, 21):
-        await stage.end_idle_time(number)
+    await due(stage, 20)
 
     async with performer(stage) as leader:
         (looked,) = await leader.perform([LookForExpired(1)])
