@@ -52,6 +52,10 @@ class StreamLink(Protocol):
         """Breaks the call off, at once."""
         ...
 
+    def receive(self, until: float) -> Any:
+        """The next message, or an awaitable of it. Raises LinkBroken when there is none until then."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Ask:
@@ -90,12 +94,17 @@ class Conversation:
         self._now = now
         chance = Random(secrets.randbits(64))
         self.delivery = Delivery(place, gateways=len(mesh.gateways), patience=mesh.patience, chance=chance)
-        self.link: Any = None
-        """The `StreamLink` that is open, which the shell listens to."""
+        self._link: StreamLink | None = None
         self._busy = False
         self._left_at = now()
         self.passed_over = 0
         """How many answers, or refusals, were taken for a caller that had left before."""
+
+    @property
+    def link(self) -> StreamLink:
+        """The link that is open: the shell listens to it when it is wished so."""
+        assert self._link is not None, "what is sent and heard goes over an open link"
+        return self._link
 
     def token(self) -> str:
         delivery = self.delivery
@@ -247,7 +256,7 @@ class Conversation:
             numbered[wish.gateway] = NUMBERED in said.extensions
         if self._mesh.strict and not numbered[wish.gateway]:
             raise NotNumbered(f"{self._mesh.gateways[wish.gateway]} does not number steps: a repeated step runs twice")
-        self.link = yield wish
+        self._link = yield wish
         self.delivery.connected(self._now(), repeats=numbered[wish.gateway])
         self._flush()
 
@@ -258,9 +267,9 @@ class Conversation:
     def hang_up(self) -> None:
         """Closes the stream. The next call opens another one."""
         self.delivery.linked = False
-        if self.link is not None:
-            self.link.close()
-            self.link = None
+        if self._link is not None:
+            self._link.close()
+            self._link = None
 
     # -- inputs -----------------------------------------------------------------------------------------------------
 

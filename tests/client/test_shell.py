@@ -324,7 +324,7 @@ def test_a_client_that_is_closed_between_a_stub_and_its_call_says_so(
     *before, last = wishes[call]
     sequence = client.sequence("sum")
     for wish in before:
-        sequence._conversation.link = sequence._fulfil(wish)
+        sequence._conversation._link = sequence._fulfil(wish)
 
     with pytest.raises(RuntimeError, match="the client was closed"):
         sequence._fulfil(last)
