@@ -33,7 +33,7 @@ from gateway.requests.exchange.script_calls import (
 )
 from gateway.requests.waiting import PendingRequest
 from shared.contract.errors import UnavailableError
-from shared.contract.ids import SequenceId, ShardId
+from shared.contract.ids import ShardId
 from shared.contract.limits import SCRIPT_BYTES_MAX, SCRIPT_STEPS_MAX
 from shared.process import logs
 from shared.store.connections.link import Link
@@ -246,7 +246,7 @@ class Departures:
             # token, so it is sent on suspicion. A step could not be named without its birth and number.
             if pending.withdrawn and pending.first_sent is not None and batch.kind is CallKind.WORK:
                 self.put(pending, WITHDRAWAL_OF[batch.kind])
-        return _worth_sending(batch.requests)
+        return _worth_sending(batch.requests, self._queues[batch.shard, batch.kind])
 
 
 async def _redis_ahead_ms(link: Link) -> float:
@@ -261,11 +261,12 @@ def _take_unsent(queue: deque[PendingRequest]) -> list[PendingRequest]:
     while queue and len(taken) < SCRIPT_STEPS_MAX and size < SCRIPT_BYTES_MAX:
         taken.append(queue.popleft())
         size += taken[-1].size
-    return _worth_sending(taken)
+    return _worth_sending(taken, queue)
 
 
-def _worth_sending(requests: Iterable[PendingRequest]) -> list[PendingRequest]:
-    """Those that somebody waits for, in their order, and repeatable steps that they follow in their sequence.
+def _worth_sending(requests: Iterable[PendingRequest], behind: Iterable[PendingRequest] = ()) -> list[PendingRequest]:
+    """Those that somebody waits for, in their order, and repeatable steps before one of these, or of those behind them,
+    in their sequence.
 
     Of several steps that a client has sent one behind the other, and has left, a gateway may have heard that the first
     one is left, and not the second one yet. That one alone would be accepted in the first one's place. Together they
@@ -275,14 +276,13 @@ def _worth_sending(requests: Iterable[PendingRequest]) -> list[PendingRequest]:
     if not any(pending.future.done() for pending in queued):
         return queued
     worth: list[PendingRequest] = []
-    awaited = set[SequenceId]()
+    awaited = {pending.admitted.sequence for pending in behind if not pending.future.done()}
     for pending in reversed(queued):
         sequence = pending.admitted.sequence
         if not pending.future.done():
             worth.append(pending)
-            if sequence is not None:
-                awaited.add(sequence)
-        elif sequence in awaited and pending.repeatable:
+            awaited.add(sequence)
+        elif sequence is not None and sequence in awaited and pending.repeatable:
             worth.append(pending)
     return worth[::-1]
 

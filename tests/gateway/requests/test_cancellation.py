@@ -154,10 +154,18 @@ async def test_a_step_whose_caller_leaves_while_its_gateway_connects_is_not_sent
     assert 2 == parts.dispatch.sent
 
 
+@pytest.mark.parametrize("together", [1, 100])
 async def test_a_step_that_can_be_sent_again_stays_before_the_one_that_somebody_waits_for(
-    parts: GatewayParts, executor: FakeExecutor, leaving: list[asyncio.Future[Answer]]
+    parts: GatewayParts,
+    executor: FakeExecutor,
+    leaving: list[asyncio.Future[Answer]],
+    together: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The gateway may not have heard yet that the other one is left, too. It must not take the place of the first."""
+    """The gateway may not have heard yet that the other one is left, too. It must not take the place of the first, in
+    the same round trip or in the next one. together: steps that a round trip carries
+    """
+    monkeypatch.setattr("gateway.requests.exchange.departures.SCRIPT_STEPS_MAX", together)
     await parts.inference.submit(step(1, start=True))
     await settled(parts, 1)
     first, second, third = (step(value, request_id=f"r{value}") for value in (2, 4, 8))
