@@ -252,7 +252,11 @@ def spare_taken(state: LeaderState, event: SpareTaken) -> list[Action]:
         if holder is not None and state.sequences[holder].epoch > event.epoch:
             # This one is over too.
             return actions
-        return [*actions, *take_all(state, executor, event.cause)]
+        if holder is None:
+            return [*actions, Reclaim(executor.executor, event.cause, (event.sequence,))]
+        # As of `ContendersFound`, none of them may stay.
+        actions.append(Reclaim(executor.executor, event.cause, (holder, event.sequence)))
+        return actions + end(state, state.sequences[holder], "taken", event.cause)
     seat(state, event, "seated")
     note_room(state, event.place.version)
     return actions + balance.fulfilled(state, event.sequence, event.place.executor)
@@ -448,13 +452,6 @@ def executor_lost(state: LeaderState, event: ExecutorLost) -> list[Action]:
     spares.forget_superseded(state, event.executor)
     clear(state, executor, event.cause)
     return [ReclaimPart(executor.executor, event.cause), *serve_all(state, wanted, event.cause)]
-
-
-def take_all(state: LeaderState, executor: Executor, cause: str) -> list[Action]:
-    """Takes every sequence from an executor that lives. Its slots are then empty."""
-    recalls = spares.recall(state, executor, cause)
-    clear(state, executor, cause)
-    return [*recalls, Reclaim(executor.executor, cause), *serve_all(state, versions_of(executor), cause)]
 
 
 def clear(state: LeaderState, executor: Executor, cause: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.core.actions import Action, Assign, LayOut, Recall
+from scheduler.core.actions import Action, Assign, LayOut, Recall, Reclaim
 from scheduler.core.backlog import Entry
 from scheduler.core.decide import decide
 from scheduler.core.events import (
@@ -123,6 +123,25 @@ def test_a_slot_is_not_given_to_others_that_a_sequence_has_taken_whose_wait_ende
     take(state, Assigned(SequenceId("b"), Entry(2000, 0, ONE), Epoch(0)))
 
     assert [] == placed(take(state, waits("c", 3000)))
+    check(state)
+
+
+@pytest.mark.parametrize(("slot", "taken"), [(0, ("a", "b")), (9, ("b",))], ids=["another has it", "there is none"])
+def test_a_slot_that_was_never_spare_costs_its_executor_no_other_sequence(slot: int, taken: tuple[str, ...]) -> None:
+    """An entry was changed by hand, or the slots are fewer by now. Of all that the executor has, what only it holds
+    would be lost."""
+    state = LeaderState(Policy())
+    take(state, ExecutorSeen(E1, (OfferedVersion("1", 1, 2),)), waits("a", 1), waits("c", 2))
+    for number, name in enumerate(("a", "c"), 1):
+        take(state, Assigned(SequenceId(name), Entry(number, 0, ONE), Epoch(number)))
+    take(state, waits("d", 3))
+
+    place = SlotAddress(E1, "1", InstanceIndex(0), SlotIndex(slot))
+    actions = take(state, SpareTaken(SequenceId("b"), place, Epoch(4), cause="feed"))
+
+    assert Reclaim(E1, "feed", taken) == actions[0]
+    assert ["d"] * (len(taken) - 1) == placed(actions[1:]), "who waits gets the slot behind them"
+    assert "c" in state.sequences
     check(state)
 
 
