@@ -30,7 +30,7 @@ from scheduler.core.slots import OfferedVersion, SlotAddress
 from shared.contract.ids import Epoch, ExecutorId, InstanceIndex, SequenceId, ShardId, SlotIndex, entry_key
 from shared.contract.messages import RepositoryEntry
 from shared.store.keyspace import Keyspace
-from shared.store.membership import Member, check_versions
+from shared.store.membership import Member
 from shared.store.reading import FAILURES, noted, text_of
 
 
@@ -156,7 +156,6 @@ def over(entry: StreamEntry) -> SequenceOver | WaitEnded | IdleTimeCut | SpareTa
 def spare_taken(entry: StreamEntry, sequence: SequenceId, cause: str) -> SpareTaken:
     """An entry by which a sequence has taken a spare slot (`seat` in submit.lua)."""
     fields = entry.fields
-    check_versions([fields[b"v"].decode()])
     place = address(fields[b"x"], fields[b"v"], fields[b"i"], fields[b"l"])
     taken_ms, _ = entry_key(entry.entry)
     return SpareTaken(sequence, place, Epoch(int(fields[b"n"])), text_of(fields[b"o"]), cause, taken_ms)
@@ -165,8 +164,16 @@ def spare_taken(entry: StreamEntry, sequence: SequenceId, cause: str) -> SpareTa
 def address(executor: bytes, version: bytes, instance: bytes, slot: bytes) -> SlotAddress:
     """The address of a slot, as entries and records name it. Raises one of `FAILURES`."""
     return SlotAddress(
-        ExecutorId(executor.decode()), version.decode(), InstanceIndex(int(instance)), SlotIndex(int(slot))
+        ExecutorId(executor.decode()), version_of(version), InstanceIndex(int(instance)), SlotIndex(int(slot))
     )
+
+
+def version_of(text: bytes) -> str:
+    """A version, as entries and records name it; "" if they name none. Raises ValueError for what is no number."""
+    version = text.decode()
+    if version and not version.isdecimal():
+        raise ValueError(f"no version: {version}")
+    return version
 
 
 def patience_lowered(entry: StreamEntry) -> PatienceLowered:
@@ -201,10 +208,9 @@ def forecast_asked(entry: StreamEntry) -> ForecastAsked:
 def waiting(entry: StreamEntry) -> SequenceWaits:
     """An entry by which a sequence waits, or returns to the line (`line_up` in common.lua)."""
     wait = parse_entry(entry.entry, entry.source.shard)
-    check_versions([entry.fields[b"v"].decode()])
     return SequenceWaits(
         sequence=SequenceId(entry.fields[b"q"].decode()),
-        version=entry.fields[b"v"].decode(),
+        version=version_of(entry.fields[b"v"]),
         entry=wait,
         moving=entry.fields[b"k"] == b"m",
         timeout_us=int(entry.fields[b"u"] or 0),

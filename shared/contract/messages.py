@@ -139,6 +139,10 @@ WAITED_MS = "sequence_waited_ms"
 """Parameter of a notice, and of the answer to a request that asked: how long the step waited for its slot."""
 
 
+VersionNumber = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,19}\Z")]
+"""A version, checked where it is read: gateways sort versions by their numbers."""
+
+
 class ServedModel(msgspec.Struct, frozen=True):
     """One version of a model as an executor serves it.
 
@@ -151,7 +155,7 @@ class ServedModel(msgspec.Struct, frozen=True):
     """
 
     model: str
-    version: str
+    version: VersionNumber
     # The bound is checked where it is read: a scheduler makes tables for so many.
     instances: Annotated[int, msgspec.Meta(ge=0, le=INSTANCES_MAX)]
     slots: int
@@ -170,7 +174,7 @@ class RepositoryEntry(msgspec.Struct, frozen=True):
     """One line of the repository index: state READY, UNAVAILABLE, LOADING or UNLOADING; "" when never loaded."""
 
     model: str
-    version: str = ""
+    version: Annotated[str, msgspec.Meta(pattern=r"^[0-9]{0,19}\Z")] = ""
     state: str = ""
     reason: str = ""
 
@@ -233,7 +237,7 @@ class ModelRecord(msgspec.Struct, frozen=True):
 
     config: ModelConfig
     config_json: str
-    versions: tuple[str, ...]
+    versions: tuple[VersionNumber, ...]
     generation: str = "0"
     labels: dict[str, tuple[str, ...]] = {}
     cache_scopes: dict[str, str] = {}

@@ -10,12 +10,12 @@ An executor whose registration cannot be read is treated as leaving: its sequenc
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
 
-from shared.contract.ids import ExecutorId
+from shared.contract.ids import ExecutorId, entry_key
 from shared.contract.messages import ExecutorRegistration, ModelRecord
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
@@ -156,8 +156,7 @@ class Membership:
 
         def decode(data: bytes) -> ExecutorRegistration:
             found = _registration_decoder.decode(data)
-            check_versions([*(served.version for served in found.models), *(line.version for line in found.repository)])
-            [int(part) for part in found.applied.split("-")]
+            entry_key(found.applied)
             if found.executor != executor:
                 raise ValueError(f"it is the one of {found.executor}")
             return found
@@ -182,7 +181,6 @@ class Membership:
 
             def decode(data: bytes) -> ModelRecord:
                 record = _record_decoder.decode(data)
-                check_versions(record.versions)
                 if record.config.name != name:
                     raise ValueError(f"it is the one of {record.config.name}")
                 return record
@@ -211,10 +209,3 @@ class Membership:
 def is_unknown(registration: ExecutorRegistration) -> bool:
     """Whether this registration stands for one that could not be read."""
     return registration.pid == UNKNOWN_PID
-
-
-def check_versions(versions: Iterable[str]) -> None:
-    """Raises ValueError for a version that is no number; "" means no version and is allowed."""
-    for version in versions:
-        if version and not version.isdecimal():
-            raise ValueError(f"no version: {version}")

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from gateway.models.catalog import Catalog
 from shared.contract.ids import ExecutorId
 from shared.contract.limits import INSTANCES_MAX
 from shared.contract.messages import ExecutorRegistration, ModelRecord, ServedModel
@@ -84,6 +85,36 @@ async def test_a_registration_with_more_instances_than_there_can_be_is_unreadabl
     assert not await membership.is_known(registration.executor)
     assert [()] == [member.registration.models for member in await membership.members() if not member.alive]
     assert await membership.remove(registration.executor)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"models": [{"model": "sum", "version": "", "instances": 1, "slots": 4}]},
+        {"models": [{"model": "sum", "version": "one", "instances": 1, "slots": 4}]},
+        {"repository": [{"model": "sum", "version": "9" * 5000, "state": "READY"}]},
+        {"applied": "1-2-3"},
+    ],
+)
+async def test_a_registration_that_no_gateway_could_use_is_unreadable(
+    redis: Any, key_prefix: str, odd: dict[str, Any]
+) -> None:
+    """Gateways sort versions by their numbers, and compare what was carried out: whoever reads it must not end."""
+    keys, executor = Keyspace(key_prefix), ExecutorId("e1")
+    membership = Membership(redis, keys)
+    sound = {"executor": executor, "name": "e", "host": "host", "pid": 1, "started_ms": 0}
+    await redis.hset(keys.executors, executor, msgspec.json.encode(sound | odd))
+
+    assert not await membership.is_known(executor)
+    await Catalog(membership).refresh()
+
+
+@pytest.mark.parametrize("version", ["", "one", "9" * 5000])
+async def test_a_model_of_a_version_that_is_no_number_is_not_there(redis: Any, key_prefix: str, version: str) -> None:
+    membership = Membership(redis, Keyspace(key_prefix))
+    await membership.publish(ModelRecord(running_sum("sum"), "{}", (version,)))
+
+    assert {} == await membership.models()
 
 
 async def test_a_look_takes_one_round_trip_unless_an_executor_has_come_or_gone(
