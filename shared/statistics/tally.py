@@ -216,9 +216,10 @@ def packed(counts: Counts) -> bytes:
     """Counts as the scripts take them: one argument. b"" counts nothing."""
     if not counts:
         return b""
-    # Clocks of two hosts may differ, so a duration can come out below 0.
-    if min(counts.values()) < 0:
-        counts = {name: max(0, by) for name, by in counts.items()}
+    # Clocks of two hosts may differ, so a duration can come out below 0. Where one of them is not set yet, it is of
+    # decades: a second's sum may be larger than any number of msgpack.
+    if min(counts.values()) < 0 or max(counts.values()) > COUNT_MAX:
+        counts = {name: min(COUNT_MAX, max(0, by)) for name, by in counts.items()}
     return _pack([*chain.from_iterable(counts.items())])
 
 

@@ -109,6 +109,11 @@ def test_a_clock_that_goes_back_never_makes_a_sum_smaller() -> None:
     assert {"queue_ns": 0} == unpacked(packed({"queue_ns": -5}))
 
 
+def test_a_clock_that_is_not_set_yet_makes_no_sum_that_cannot_be_packed() -> None:
+    """A second's requests, each of which seems to have waited since 1970."""
+    assert {"queue_ns": (1 << 63) - 1} == unpacked(packed({"queue_ns": 11 * 1_800_000_000 * 10**9}))
+
+
 def test_no_counts_pack_to_nothing() -> None:
     assert b"" == packed({})
     assert {} == unpacked(b"")
