@@ -64,7 +64,9 @@ class ShapeKeys:
 
 
 def rows_of(config: ModelConfig, inputs: Sequence[Tensor]) -> int:
-    """A request's own batch size; 1 for a model without batch dimension."""
-    if config.max_batch_size == 0 or not inputs:
+    """A request's own batch size; 1 for a model without batch dimension, and for a tensor without one, which the engine
+    refuses.
+    """
+    if config.max_batch_size == 0 or not inputs or not inputs[0].shape:
         return 1
     return inputs[0].shape[0]

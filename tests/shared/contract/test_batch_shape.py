@@ -42,6 +42,8 @@ def test_without_a_batch_dimension_the_first_one_counts() -> None:
     assert keys.of(given(VARIABLE=(1,))) != keys.of(given(VARIABLE=(2,)))
     assert 1 == rows_of(config(VARIABLE, max_batch_size=0), given(VARIABLE=(7,)))
     assert 7 == rows_of(config(VARIABLE), given(VARIABLE=(7, 2)))
+    # Admitted for another load of the model: the engine refuses it.
+    assert 1 == rows_of(config(VARIABLE), given(VARIABLE=()))
 
 
 def test_ragged_inputs_may_differ_and_where_some_are_optional_all_bring_the_same() -> None:
