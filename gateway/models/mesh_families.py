@@ -92,7 +92,7 @@ class _Histograms:
         ]
         for one in exemplars:
             # A report of another release may have other buckets, and this gateway may not know of the count yet.
-            if one.name == of and one.bucket < len(found.buckets) and found.buckets[one.bucket]:
+            if one.name == of and 0 <= one.bucket < len(found.buckets) and found.buckets[one.bucket]:
                 trace_id, span_id = parse(one.trace)
                 self._exemplars[first + one.bucket] = ShownExemplar(
                     f"{trace_id:032x}", f"{span_id:016x}", one.value / self._unit, one.at_ms / 1000

@@ -378,9 +378,9 @@ class Tracing:
         error: str = "",
     ) -> str:
         """As `record`. span_id: 0 for a random one"""
-        if self._sink is None or not parent:
+        trace_id, parent_id = parse(parent) if self._sink is not None and parent else (0, 0)
+        if self._sink is None or not trace_id:
             return ""
-        trace_id, parent_id = parse(parent)
         span_id = span_id or new_span_id()
         self._sink.emit(
             FinishedSpan(

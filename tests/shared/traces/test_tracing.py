@@ -401,6 +401,19 @@ def test_an_invalid_context_is_as_none(traceparent: str) -> None:
     assert 0 == kept.spans[-1].parent_id
 
 
+@pytest.mark.parametrize("told", ["null", "00-" + "x" * 32 + "-" + "x" * 16 + "-01", "00-1", "\ud800" * 60])
+def test_what_another_service_wrote_and_is_no_context_is_of_no_trace(told: str) -> None:
+    """It comes with a step or a checkpoint: whoever records a batch of many must not end with it."""
+    sink = Kept()
+    subject = Tracing(sink)
+    own = context.traceparent(1, 2)
+
+    assert "" == subject.record(told, SpanName.QUEUE, 1, 2)
+    assert subject.record(own, SpanName.COMPUTE, 1, 2, links=[told])
+    assert subject.record_batch([own, told], 1, 2, batch_size=2)
+    assert 2 == len(sink.spans)
+
+
 def test_a_context_of_a_later_version_of_the_standard_is_understood() -> None:
     kept = Kept()
     headers = {"traceparent": f"01-{CLIENT_TRACE}-{CLIENT_SPAN}-01-more"}
