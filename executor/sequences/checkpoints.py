@@ -86,7 +86,10 @@ def _read(record: Sequence[bytes | None], fields: Mapping[bytes, bytes], key: st
     mark, durable, earlier_starts = record[10:]
     if state != LIVE and state not in TOMBSTONES:
         return None
-    last = int(committed or 0)
+    last, saved = int(committed or 0), int(checkpointed or -1)
+    if state == LIVE and not 0 <= saved <= last:
+        # It would be waited for ever for steps that were answered, or that nobody has sent.
+        raise ValueError(f"step {last} is committed, and a checkpoint is of step {saved}")
     starts = map(int, [*(earlier_starts or b"").split(), start or b"0"])
     void = VOID_CAUSES.get(void_cause or FAILED, VoidCause.LOST) if void_since is not None else None
     if int(given_up or 0) == last + 1:
@@ -101,7 +104,7 @@ def _read(record: Sequence[bytes | None], fields: Mapping[bytes, bytes], key: st
         void = VoidCause.LOST if states is None else None
     return Checkpoint(
         Epoch(int(epoch or 0)),
-        StepNumber(int(checkpointed or 0)),
+        StepNumber(saved),
         StepNumber(last),
         StepNumber(max((step for step in starts if step <= last), default=0)),
         void,

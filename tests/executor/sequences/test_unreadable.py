@@ -154,14 +154,24 @@ async def test_a_checkpoint_that_cannot_be_read_loses_its_sequence_alone(
     assert not executor.task.done()
 
 
-@pytest.mark.parametrize("field", ["ck", "fl", "ca"])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("ck", b"\xff garbage"),
+        ("fl", b"\xff garbage"),
+        ("ca", b"\xff garbage"),
+        ("ck", b"7"),
+        ("ck", b"-1"),
+        ("ck", b""),
+    ],
+)
 async def test_a_record_that_its_owner_cannot_read_loses_its_sequence_alone(
-    mesh: ScriptedMesh, executor: Running, field: str
+    mesh: ScriptedMesh, executor: Running, field: str, value: bytes
 ) -> None:
     for slot, number in enumerate((VICTIM, OTHER)):
         assert 1 == total(await step(mesh, number, to=executor.executor, slot=slot))
         assert await mesh.vacate(number, moving=True)
-    await mesh.redis.hset(mesh.keys.sequence(mesh.sequence(VICTIM)).record, field, b"\xff garbage")
+    await mesh.redis.hset(mesh.keys.sequence(mesh.sequence(VICTIM)).record, field, value)
 
     submission = mesh.submission(VICTIM, {"INPUT": np.array([[1]], np.int32)})
     await mesh.submit(submission)
