@@ -23,6 +23,10 @@ from shared.contract.limits import VALUE_BYTES_MAX
 from shared.contract.model_config import ModelConfig, TensorSpec
 from shared.contract.tensors import Tensor, shape_text
 
+OUTPUT_BYTES_MAX = (1 << 32) - 1
+"""Of one output. The process of an instance tells its results in msgpack, which has no form for more. Redis takes less,
+but the caller of a step with an answer beyond that hears so, and the step is done."""
+
 
 class ResponseReader:
     """One per engine. Threads of the model that send responses share it. state_bytes_max: of one sequence"""
@@ -89,7 +93,10 @@ class ResponseReader:
                 continue
             tensor = given.get(check.name)
             if tensor is not None:
-                outputs.append(check.wire(tensor, count))
+                outputs.append(output := check.wire(tensor, count))
+                if len(output.raw) > OUTPUT_BYTES_MAX:
+                    what = f"output '{check.name}' of {len(output.raw)} bytes: no answer takes so many"
+                    raise WrongResponseError(f"model '{self._model}' returned {what}")
         return outputs
 
     def _next_states(self, before: States, given: Mapping[str, ModelTensor]) -> States:

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from executor.engine.base import ChecksReadiness, Engine, Row, RowError, RowResult
-from executor.engine.python import model
+from executor.engine.python import model, outputs
 from executor.engine.python.engine import PythonEngine
 from executor.engine.python.model import PACKAGE_PREFIX
 from executor.workers.answers import answer
@@ -203,6 +203,20 @@ def test_a_state_that_is_written_in_place_may_not_become_too_large(workshop: Wor
 
     assert "wrong state 'TEXT_NEXT': it has 6 bytes" in error(engine, sum_row(0, 1)).message
     assert "TEXT BYTES [1] 5 bytes" in engine.describe_state(0)
+
+
+def test_an_output_that_no_answer_takes_fails_its_row_and_leaves_the_state_as_it_was(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process of an instance could not tell of it, and would end."""
+    workshop.python("sum", SUM)
+    engine = workshop.load(sum_config())
+    sums(engine, sum_row(0, 5, start=True))
+    monkeypatch.setattr(outputs, "OUTPUT_BYTES_MAX", 3)
+    assert "4 bytes: no answer takes so many" in error(engine, sum_row(0, 1)).message
+    monkeypatch.undo()
+
+    assert [7] == sums(engine, sum_row(0, 2))
 
 
 def test_a_batch_gives_every_row_what_it_gets_alone_and_resumes_from_a_checkpoint(workshop: Workshop) -> None:
