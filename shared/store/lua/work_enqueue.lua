@@ -49,6 +49,10 @@ local function enqueue(keys, counts, a, count, results)
   -- Answers that are held back count too. Otherwise they would grow without bound while the first answer does not come.
   local size = redis.call('ZCARD', keys.queue) + redis.call('HLEN', keys.early)
   local arrived_before = redis.call('INCRBY', keys.number, count) - count
+  -- The counter was removed: what is here already came before, under numbers that the clock in ms is above.
+  if arrived_before == 0 and redis.call('EXISTS', keys.meta, keys.order) > 0 then
+    arrived_before = redis.call('INCRBY', keys.number, redis.call('TIME')[1] .. '000') - count
+  end
   local in_level = level_sizes(keys)
   local queue, metas, messages, deadlines, order, early = {}, {}, {}, {}, {}, {}
   for i, id in ipairs(ids) do

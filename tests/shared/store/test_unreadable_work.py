@@ -228,6 +228,21 @@ async def test_a_counter_of_arrivals_that_is_none_or_too_large_to_count_begins_a
     await drop(mesh)
 
 
+@pytest.mark.parametrize("ordered", [False, True])
+async def test_what_comes_behind_a_removed_counter_of_arrivals_overtakes_nothing(
+    mesh: ScriptedMesh, *, ordered: bool
+) -> None:
+    await enqueue(mesh, "ab", ordered=ordered)
+    await mesh.redis.unlink(mesh.keys.work_queue("sum", "1").number)
+    await enqueue(mesh, "cd", ordered=ordered)
+    await enqueue(mesh, "e", ordered=ordered)
+
+    await run_everything(mesh)
+
+    assert list("abcde") == list(await answered(mesh))
+    await drop(mesh)
+
+
 async def test_a_request_of_another_hand_can_be_withdrawn_and_refused(mesh: ScriptedMesh) -> None:
     await enqueue(mesh, "abc")
     queue, client = mesh.keys.work_queue("sum", "1"), mesh.redis
