@@ -30,6 +30,7 @@ T = TypeVar("T")
 NOT_SERVING_PAUSE_S = 1.0
 SILENCE_TOLD_AFTER_S = 5.0
 """How long a service that starts waits for Redis before it says so: a silent server is given up after 96 s only."""
+SCHEMAS_MAX = 1000
 RESHARDING = "0"
 """The mesh's shards in its record while `seqmesh reshard` moves the keys: no process of any release takes them for its
 own."""
@@ -112,7 +113,7 @@ async def agree(redis: Redis, prefix: str, shards: int = 0, *, known: Sequence[S
     Raises UnfitRedisError, with the remedy, for another schema or other shards than the mesh's.
     """
     keys = Keyspace(prefix)
-    _refuse_another_schema(keys, await _fixed(redis, keys, "schema", str(SCHEMA_VERSION), int))
+    _refuse_another_schema(keys, await _fixed(redis, keys, "schema", str(SCHEMA_VERSION), _schema_told))
     own = told(known or await shards_for(redis, shards)) if known or shards else ""
     of_a_new_mesh = own or told(await shards_for(redis))
     agreed = await _fixed(redis, keys, "shards", own, shards_told, of_a_new_mesh)
@@ -164,12 +165,20 @@ async def keys_of_mesh(redis: Redis, prefix: str) -> Keyspace | None:
     if b"shards" not in record:
         return None
     try:
-        schema, shards = int(record.get(b"schema", SCHEMA_VERSION)), shards_told(record[b"shards"])
+        schema = _schema_told(record.get(b"schema", b"%d" % SCHEMA_VERSION))
+        shards = shards_told(record[b"shards"])
     except ValueError as error:
         raise UnfitRedisError(f"the record of the mesh '{prefix}' ({keys.mesh}) cannot be read: {error}") from error
     _refuse_another_schema(keys, schema)
     _refuse_resharding(prefix, shards)
     return Keyspace(prefix, shards)
+
+
+def _schema_told(data: bytes) -> int:
+    """Raises ValueError also for a number that no release has: whoever takes it for another schema's mesh ends."""
+    if not 0 < int(data) <= SCHEMAS_MAX:
+        raise ValueError(f"schema {data[:20]!r}")
+    return int(data)
 
 
 def _refuse_resharding(prefix: str, shards: Sequence[ShardId]) -> None:

@@ -14,13 +14,13 @@ from redis.exceptions import ResponseError
 from shared.contract.ids import ShardId, first_shards
 from shared.process.lifecycle import Stop, Tasks, end, serve_until_stopped
 from shared.store import agreement
-from shared.store.agreement import join_mesh, joined, keys_of_mesh
+from shared.store.agreement import agree, join_mesh, joined, keys_of_mesh
 from shared.store.commands import Redis
 from shared.store.connections import redis_client
 from shared.store.connections.fitness import UnfitRedisError
 from shared.store.connections.redis_client import connect
 from shared.store.connections.redis_py import UnfitServerError
-from shared.store.keyspace import DEFAULT_PREFIX, Keyspace
+from shared.store.keyspace import DEFAULT_PREFIX, SCHEMA_VERSION, Keyspace
 from tests.embedded_redis import EmbeddedRedis
 
 
@@ -57,6 +57,18 @@ async def test_a_number_of_shards_that_no_mesh_has_is_unreadable_and_nobody_take
     with pytest.raises(UnfitRedisError, match="cannot be read"):
         await keys_of_mesh(redis, DEFAULT_PREFIX)
     assert first_shards(4) == (await join_mesh(redis, DEFAULT_PREFIX, 4)).shards
+
+
+@pytest.mark.parametrize("schema", [-1, 0, 2**63, "9" * 400, "", "7.5"])
+async def test_a_schema_that_no_release_has_is_unreadable_and_ends_no_service(redis: Any, schema: int | str) -> None:
+    """Every service looks at it, every few seconds; whoever has joined fixes it again."""
+    keys = await join_mesh(redis, DEFAULT_PREFIX)
+    await redis.hset(keys.mesh, "schema", schema)
+
+    with pytest.raises(UnfitRedisError, match="cannot be read"):
+        await keys_of_mesh(redis, DEFAULT_PREFIX)
+    assert keys.shards == (await agree(redis, DEFAULT_PREFIX, known=keys.shards)).shards
+    assert b"%d" % SCHEMA_VERSION == await redis.hget(keys.mesh, "schema")
 
 
 async def test_a_mesh_on_its_way_to_another_number_of_shards_is_joined_by_nobody(redis: Any) -> None:
