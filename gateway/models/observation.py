@@ -20,7 +20,7 @@ from shared.store.commands import Redis
 from shared.store.connections.redis_client import redis_needed
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Member
-from shared.store.reading import read_counts, tell_now, value_of
+from shared.store.reading import counter, read_counts, tell_now, value_of
 from shared.store.reporting import Reports
 from shared.store.tenants import StoredTenants
 from shared.store.waiting_line import WaitingLine, read_lines, read_queued
@@ -128,7 +128,7 @@ class Observation:
             pipe.zcard(keys.used)
         found = await pipe.execute()
         numbers = [
-            [value_of(self._keys.cache(shard).about, data or b"0", int) or 0 for data in about]
+            [value_of(self._keys.cache(shard).about, data or b"0", counter) or 0 for data in about]
             for shard, about in zip(shards, found[::2], strict=True)
         ]
         used, evicted = (sum(each[field] for each in numbers) for field in (0, 1))

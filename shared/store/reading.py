@@ -31,6 +31,8 @@ NAMES_MAX = 1024
 """Names that are remembered, so that each is logged once; beyond that, the oldest are forgotten."""
 NAME_LENGTH_MAX = 512
 TELL_INTERVAL_S = 1.0
+COUNT_DIGITS = 19
+"""Of the first count that Redis may have no room for."""
 LAST = "last:"
 """Prefix, before the kind, of the field of `keyspace.unreadable` that holds the last name."""
 
@@ -89,6 +91,13 @@ def value_of(key: str, data: T, decode: Callable[[T], Any], *, field: str = "") 
         return None
 
 
+def counter(data: bytes) -> int:
+    """A number that Redis can count, within 64 bits. Raises ValueError for any other."""
+    if not -(1 << 63) <= (count := int(data)) < 1 << 63:
+        raise ValueError(f"a count of {len(data)} digits")
+    return count
+
+
 def clock_ms(reply: Sequence[Any]) -> int:
     """The clock of Redis, ms. reply: that to TIME, seconds and microseconds"""
     seconds, microseconds = reply
@@ -130,6 +139,7 @@ async def read_counts(redis: Redis, keys: Keyspace) -> Counter[str]:
     sums: Counter[str] = Counter()
     for fields in await pipe.execute():
         for kind, count in fields.items():
-            if (name := text_of(kind)) in TYPES and count.isdigit():
+            # What cannot be read here is not counted here.
+            if (name := text_of(kind)) in TYPES and count.isdigit() and len(count) < COUNT_DIGITS:
                 sums[name] += int(count)
     return sums

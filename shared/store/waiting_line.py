@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
-from shared.store.reading import text_of, value_of
+from shared.store.reading import counter, text_of, value_of
 
 TAKEOVER_CAUSES = ("lost", "leaving", "moved")
 """Why a sequence was taken from its owner: the owner had died; it was leaving; or the sequence moved to another
@@ -82,7 +82,7 @@ async def read_lines(redis: Redis, keys: Keyspace, models: Sequence[str]) -> dic
     replies: list[dict[bytes, bytes]] = await pipe.execute()
     for (model, shard), numbers in zip(asked, replies, strict=True):
         for name, data in numbers.items():
-            number = value_of(keys.line(shard, model), data, int, field=text_of(name))
+            number = value_of(keys.line(shard, model), data, counter, field=text_of(name))
             if number is not None:
                 lines[model].add(text_of(name), number)
     return lines

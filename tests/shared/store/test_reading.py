@@ -14,6 +14,7 @@ from shared.store.commands import Redis
 from shared.store.connections.fitness import UnfitRedisError
 from shared.store.connections.link import Link
 from shared.store.keyspace import TYPES, Keyspace, kind_of
+from shared.store.waiting_line import read_lines
 from tests.every_key import every_key
 
 ARGUMENTS: dict[str, Any] = {
@@ -72,11 +73,21 @@ async def test_what_all_services_and_scripts_found_is_added_up(redis: Redis, key
     await reading.tell_now(redis, keys)
     reading.noted(keys.models, "garbage")
     await reading.tell_now(redis, keys)
-    for field, value in {"seq": 3, "last:seq": "x", "models": "garbage"}.items():
+    for field, value in {"seq": 3, "last:seq": "x", "models": "garbage", "feed": "9" * 300}.items():
         await redis.hset(keys.unreadable(ShardId(1)), field, value)
 
     assert {"models": 2, "seq": 3} == await reading.read_counts(redis, keys)
     assert {} == reading.found.counts
+
+
+async def test_a_count_that_nothing_counts_to_is_left_out(redis: Any, keys: Keyspace) -> None:
+    """A page of metrics has the counts of all models: Python would count on, and could not write it."""
+    await redis.hset(keys.line(ShardId(0), "sum"), mapping={"w": 2, "s:1": "9" * 300, "out:1": 1 << 63})
+
+    line = (await read_lines(redis, keys, ["sum"]))["sum"]
+
+    assert (2, 0, 0) == (line.first, line.steps.total(), line.paged_out.total())
+    assert 2 == reading.found.counts["line"]
 
 
 @pytest.mark.parametrize("transaction", [True, False])
