@@ -46,6 +46,8 @@ local function assign(keys, sid, waits, executor, instance, slot)
     hand_over(n, fields, owned)
   end)
   redis.call('DEL', parked)
+  -- Its first slot, or its first since it was paged: no open step lies elsewhere. One that is not there never runs.
+  if (got[1] == 'w' or got[10]) and steps < number(got[8]) - committed then error(NOT_SOUND) end
   if steps == 0 and number(got[8]) == committed then
     redis.call('XADD', inbox, '*', 'k', 'owned', 'q', sid, 'e', epoch, 'i', instance, 'l', slot, 'c', committed,
       'v', got[4])

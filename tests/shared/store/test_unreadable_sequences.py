@@ -13,7 +13,15 @@ from shared.contract.ids import Epoch, ExecutorId, GatewayId, SequenceId, StepNu
 from shared.contract.messages import InboxExpired, InboxStep, ReplyMessage, StepFlag, decode_reply, encode
 from shared.statistics.tally import ModelLoad, packed
 from shared.store.reading import read_counts
-from shared.store.script_values import CommitCode, StepCommit, StepOutcome, Submission, SubmitCode, Submitted
+from shared.store.script_values import (
+    CommitCode,
+    StepCommit,
+    StepOutcome,
+    Submission,
+    SubmitCode,
+    Submitted,
+    VacateCode,
+)
 from shared.store.waiting_line import read_lines
 from tests.scripted_mesh import GATEWAY, ScriptedMesh
 
@@ -272,11 +280,6 @@ async def test_while_it_waits_its_steps_are_answered_and_it_leaves_the_line(mesh
 
     epoch = await assign_by(mesh, VICTIM, place)
 
-    if kind == "parked":
-        # What was parked is gone: the owner never hears of the step. The sweep finds it: see
-        # `test_a_sequence_whose_next_step_is_nowhere_is_lost`.
-        assert epoch
-        return
     assert 0 == epoch
     assert await mesh.assign(OTHER, ALICE, slot=1)
     told = await mesh.reply(steps[VICTIM])
@@ -286,6 +289,30 @@ async def test_while_it_waits_its_steps_are_answered_and_it_leaves_the_line(mesh
     assert 0 == await mesh.redis.exists(mesh.keys.sequence(mesh.sequence(VICTIM)).parked)
     if kind != "record":
         assert b"0" == await mesh.redis.hget(mesh.keys.line(shard, "sum"), "w")
+
+
+@pytest.mark.leaves_sequences
+@pytest.mark.parametrize("is_whole", [True, False])
+async def test_a_paged_sequence_that_returns_is_lost_if_its_next_step_is_nowhere(
+    mesh: ScriptedMesh, *, is_whole: bool
+) -> None:
+    """Else its owner would wait for the step for ever, and nobody would end the sequence and free its slot."""
+    await mesh.submit(mesh.submission(VICTIM, ONE, START | StepFlag.PAGEABLE))
+    await mesh.assign(VICTIM, ALICE)
+    await mesh.commit(VICTIM, ALICE)
+    assert VacateCode.KEPT is not await mesh.vacate(VICTIM)
+    await mesh.submit(mesh.submission(VICTIM, ONE))
+    if not is_whole:
+        await mesh.redis.unlink(mesh.keys.sequence(mesh.sequence(VICTIM)).parked)
+    step = mesh.submission(VICTIM, ONE)
+    await mesh.submit(step)
+
+    epoch = await mesh.assign(VICTIM, BOB)
+
+    assert is_whole is bool(epoch)
+    assert [2, 3] * is_whole == [one.step for one in await mesh.steps(BOB) if one.step > 1]
+    if not is_whole:
+        assert Reason.LOST == (await mesh.reply(step)).reason
 
 
 @pytest.mark.leaves_sequences
