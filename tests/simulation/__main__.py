@@ -7,6 +7,7 @@ python -m tests.simulation --mutants                 every fault that is put in 
 ... --operator                                       with an operator in the middle of it (operator.py)
 ... --reload                                         with loads and unloads of the model besides (reloading.py)
 ... --vary                                           with what the others leave out (varying.py)
+... --lose                                           with a store that loses its newest data (losing.py)
 ... --reshard                                        to another number of shards in the middle of it (resharding.py)
 ... --drill "killed executor"                        how long things take when that goes wrong (drills.py)
 """
@@ -24,6 +25,7 @@ from functools import partial
 from itertools import chain
 
 from tests.simulation.drills import DRILLS, drilled
+from tests.simulation.losing import lost
 from tests.simulation.mutants import MUTANTS, Mutant
 from tests.simulation.operator import operated
 from tests.simulation.reloading import reloaded
@@ -42,6 +44,7 @@ KINDS: Mapping[str, tuple[Play, str]] = {
     "--operator": (operated, "an operator pauses, moves, copies and ends sequences"),
     "--reload": (reloaded, "the operator loads and unloads the model, too"),
     "--reshard": (resharded, "the mesh is stopped, and has other shards afterwards"),
+    "--lose": (lost, "the store comes back without its newest data"),
     "--vary": (varied, "clients, models and losses that the others leave out"),
 }
 """Flags, and what is played with them in the place of whole meshes."""
@@ -128,6 +131,7 @@ def find_mutants(jobs: int, seeds: Sequence[int], play: Play) -> int:
             if mutant.varied or not mutant.edits if play is fuzz else mutant.scripts_only:
                 continue
             shown_by = partial(drilled, mutant.late) if mutant.late else varied if mutant.varied else play
+            shown_by = lost if mutant.losing else shown_by
             run = partial(run_mutant, mutant.name, play=shown_by)
             at_once = (pool.map(run, seeds[at : at + jobs]) for at in range(0, len(seeds), jobs))
             found = first_failing(chain.from_iterable(at_once))

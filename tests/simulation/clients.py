@@ -131,6 +131,8 @@ class Client:
         self._is_over = is_over
         self._lives = 0
         self.excused: frozenset[Reason | Code] = EXCUSED
+        self.losses = 0
+        """How often the store has lost its newest data."""
 
     @property
     def patience_s(self) -> float | None:
@@ -176,6 +178,7 @@ class Sequence:
         self._repeated = False
         self._has_failed = False
         self._is_deadly = False
+        self._losses = client.losses
         self._had: dict[int, list[Answer | MeshError]] = {}
 
     async def run(self) -> bool:
@@ -300,10 +303,17 @@ class Sequence:
         if value < 0:
             story.violate(f"sequence {self._id}: {value} should have failed")
         elif got != expected:
+            if self._lacks_steps and not self._client.counts:
+                raise GivenUpError(f"sequence {self._id}: the store has lost a step of it")
             story.violate(f"sequence {self._id}: {value} is answered with {got} instead of {expected}")
         self._check_all(value, expected)
         self._state = expected
         self._client.answered += 1
+
+    @property
+    def _lacks_steps(self) -> bool:
+        """Whether the store may have lost some of its steps."""
+        return self._client.losses > self._losses
 
     def _check_all(self, value: int, state: int) -> None:
         """The answers before the last one. state: after the step"""
@@ -320,7 +330,7 @@ class Sequence:
             return
         reason = _reason(error)
         excused = (reason or error.code) in self._client.excused or (self._repeated and reason in EXCUSED_OF_RETRIES)
-        excused |= self._has_failed and reason == Reason.FAILED
+        excused |= (self._has_failed and reason == Reason.FAILED) or (self._lacks_steps and reason is not None)
         # No answer of this model is ever too large to be kept.
         excused = excused and "kept no longer: with" not in error.message
         survives = self._client._ledger.declared and not self._is_deadly

@@ -55,6 +55,7 @@ class Mutant:
 
     scripts_only  only random calls of the scripts are to find it: whole meshes hardly ever come into that situation
     varied        only the meshes of `--vary` are to find it
+    losing        only those of `--lose`
     late          only the drill of that name is to find it: its answers are right, and late
     """
 
@@ -64,6 +65,7 @@ class Mutant:
     code: Mapping[str, Any] = field(default_factory=dict[str, Any])
     scripts_only: bool = False
     varied: bool = False
+    losing: bool = False
     late: str = ""
 
     @contextmanager
@@ -81,6 +83,16 @@ class Mutant:
             for target, replacement in self.code.items():
                 stack.enter_context(patch(target, replacement))
             yield
+
+
+async def never_behind(*_: object) -> bool:
+    """In the place of `holdings.is_behind`."""
+    return False
+
+
+def always_known(*_: object) -> bool:
+    """In the place of `Dispatch._is_known`."""
+    return True
 
 
 async def inbox_before_sequences(self: EffectPerformer, executor: ExecutorId) -> bool:
@@ -368,6 +380,18 @@ MUTANTS = (
         "a stateless request whose timeout ends is refused though an executor runs it",
         (Edit("work_withdraw", r"if meta and not is_held\n[^\n]* then", "if meta then"),),
         varied=True,
+    ),
+    Mutant(
+        "newer than the store",
+        "an executor goes on from states and steps that the store has lost",
+        code={"executor.lease.registration.is_behind": never_behind},
+        losing=True,
+    ),
+    Mutant(
+        "waits in vain",
+        "a gateway waits on for a step that the store has lost",
+        code={"gateway.requests.exchange.dispatch.Dispatch._is_known": always_known},
+        losing=True,
     ),
     Mutant(
         "inbox first",

@@ -24,6 +24,7 @@ from shared.store.script_values import SubmitCode, Submitted
 from tests.simulation.__main__ import first_failing, run_mutant, summary
 from tests.simulation.clients import Client, GivenUpError, Habit, Sequence, Style
 from tests.simulation.ledger import Ledger, Life
+from tests.simulation.losing import lost
 from tests.simulation.model import INPUT, number
 from tests.simulation.operator import operated
 from tests.simulation.reloading import reloaded
@@ -180,6 +181,22 @@ def test_a_fault_that_only_varied_meshes_show_is_found(fault: str, seed: int) ->
 
     assert found is not None
     assert [] == varied(found.seed).violations
+
+
+def test_what_a_store_with_older_data_has_kept_is_mixed_with_nothing_that_it_lost() -> None:
+    results = [lost(seed) for seed in range(1, 7)]
+
+    assert [] == [summary(result) for result in results if result.violations]
+    assert any("has lost its last" in line for result in results for line in result.lines)
+
+
+@pytest.mark.parametrize(("fault", "seed"), [("newer than the store", 20), ("waits in vain", 1)])
+def test_a_fault_that_only_a_store_with_older_data_shows_is_found(fault: str, seed: int) -> None:
+    """seed: as above"""
+    found = first_failing(run_mutant(fault, each, play=lost) for each in range(seed, seed + 200))
+
+    assert found is not None
+    assert [] == lost(found.seed).violations
 
 
 async def test_the_idle_time_of_a_copy_begins_when_it_is_made_however_late_the_operator_hears_of_it() -> None:
