@@ -123,13 +123,16 @@ def script_changes(module: torch.jit.ScriptModule) -> FileChanges:
     The pass leaves the module's tensors behind as constants, which live as long as the module, even if it is given
     others. So a module that is to be served is not read: another one of its file is, which goes first.
     """
-    inner = cast("Any", module)._c  # noqa: SLF001 - the pass that tells has no public name
+    inner = cast("Any", module)._c  # noqa: SLF001 - the passes that tell have no public names
+    passes = cast("Any", torch)._C  # noqa: SLF001
     try:
-        frozen = cast("Any", torch)._C._freeze_module(inner, [], True, False)  # noqa: FBT003, SLF001
+        graph = passes._freeze_module(inner, [], True, False)._get_method("forward").graph  # noqa: FBT003, SLF001
+        if all(map(_may_part, _nodes(graph))):
+            passes._jit_pass_lower_all_tuples(graph)  # noqa: SLF001
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else "the code could not be followed"
         return FileChanges({}, (f"what forward changes in the module cannot be told: {reason}",), forks=True)
-    return _Reading(inner, frozen).found()
+    return _Reading(inner, graph).found()
 
 
 def program_changes(program: torch.export.ExportedProgram, module: torch.nn.Module) -> Changes:
@@ -165,7 +168,7 @@ class _Buffers:
 class _Reading:
     """One look through a frozen module's code: attributes that are left, and values that may share memory."""
 
-    def __init__(self, module: Any, frozen: Any) -> None:
+    def __init__(self, module: Any, graph: Any) -> None:
         self._module = module
         self._objects: dict[str, str] = {}  # name of a value that is a module -> path of that module
         self._kept: dict[str, Any] = {}  # path of an attribute -> its type
@@ -175,7 +178,7 @@ class _Reading:
         self._constants: list[str] = []
         self._unclear: list[str] = []
         self._forks = False
-        graph = frozen._get_method("forward").graph  # noqa: SLF001
+        self._returned = {value.debugName() for value in graph.outputs()}
         self._objects[next(iter(graph.inputs())).debugName()] = ""
         for node in _nodes(graph):
             self._see(node)
@@ -235,24 +238,35 @@ class _Reading:
 
     def _see_operator(self, node: Any, kind: str, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         """What the operator writes to, and which of its values may share memory."""
-        of_blocks = [block.returnNode() for block in node.blocks()]
-        linked = [*outputs, *(value for inner in of_blocks for value in inner.inputs())] if of_blocks else [*outputs]
-        if kind.startswith("prim::"):
-            # Lists, tuples, branches and loops hand values on; loops into their blocks as well.
-            handed = [value for block in node.blocks() for value in block.inputs()]
-            self._share_all([*inputs, *linked, *handed])
+        if blocks := list(node.blocks()):
+            # Branches and loops hand values on, each to the one at its place, counted from the last.
+            columns = [inputs, *(list(part.inputs()) for block in blocks for part in (block, block.returnNode()))]
+            for place, output in enumerate(reversed(outputs), start=1):
+                self._share_all([output, *(column[-place] for column in columns if place <= len(column))])
+            return
+        if kind.endswith("Construct") and all(self._only_reads(use, outputs[0]) for use in outputs[0].uses()):
             return
         schema = _schema(node)
-        if schema is None:
-            self._share_all([*inputs, *linked])
-            return
-        pairs = list(zip(schema.arguments, inputs, strict=False))
+        pairs = [] if schema is None else list(zip(schema.arguments, inputs, strict=False))
         for argument, value in pairs:
             if argument.alias_info is not None and argument.alias_info.is_write and _writes_memory(kind, value):
                 self._written.append((value.debugName(), kind.removeprefix("aten::")))
+        if schema is None or _collects(node):
+            self._share_all([*inputs, *outputs])
+            return
         shared = [value for argument, value in pairs if argument.alias_info is not None]
         shared += [value for told, value in zip(schema.returns, outputs, strict=False) if told.alias_info is not None]
         self._share_all(shared)
+
+    def _only_reads(self, use: Any, whole: Any) -> bool:
+        """Whether no element of a list, tuple or dictionary comes out of it there: forward returns it, or an operator
+        makes something new of it.
+        """
+        if use.user.kind() == "prim::Return":
+            return whole.debugName() in self._returned
+        schema = _schema(use.user)
+        arguments = () if schema is None or _collects(use.user) else schema.arguments[use.offset : use.offset + 1]
+        return any(argument.alias_info is None for argument in arguments)
 
     # --- memory that may be shared
 
@@ -271,6 +285,13 @@ class _Reading:
 
 
 _SCRIPT_MODULE = cast("Any", torch)._C.ScriptModule  # noqa: SLF001
+
+
+def _may_part(node: Any) -> bool:
+    """Whether torch can put the elements of a node's tuples into their place. It says so where it cannot."""
+    parts = ("prim::TupleConstruct", "prim::TupleUnpack", "prim::TupleIndex", "prim::If", "prim::Loop")
+    values = (*node.inputs(), *node.outputs())
+    return node.kind() in parts or all(value.type().kind() != "TupleType" for value in values)
 
 
 def _nodes(graph: Any) -> Iterator[Any]:
@@ -307,12 +328,22 @@ def _attribute(owner: Owner, path: str, kind: Any) -> Attribute | None:
 
 def _schema(node: Any) -> Any:
     text = node.schema()
-    return cast("Any", torch)._C.parse_schema(text) if text and text != "(no schema)" else None  # noqa: SLF001
+    is_told = text and text != "(no schema)" and not node.kind().startswith("prim::")
+    return cast("Any", torch)._C.parse_schema(text) if is_told else None  # noqa: SLF001
+
+
+def _collects(node: Any) -> bool:
+    """Whether an operator returns a container of tensors. Its schema does not tell that they may be its arguments'."""
+    return any(_has_tensors(value.type()) and not _is_tensor(value) for value in node.outputs())
 
 
 def _writes_memory(operator: str, value: Any) -> bool:
     """Whether a write goes to a tensor's memory. Others change a list or a dict, which is no tensor."""
-    return value.type().kind() == "TensorType" or operator.startswith("aten::_foreach")
+    return _is_tensor(value) or operator.startswith("aten::_foreach")
+
+
+def _is_tensor(value: Any) -> bool:
+    return value.type().kind() == "TensorType"
 
 
 def _has_tensors(kind: Any) -> bool:

@@ -153,6 +153,45 @@ class LstmFromNone(nn.Module):
         return y.squeeze(1)
 
 
+class PairInPlace(nn.Module):
+    """An LSTM cell over `x` [batch, 3], twice, that writes its two states in place and returns both."""
+
+    hidden: Tensor
+    cell: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        chance = torch.Generator().manual_seed(2)
+        self.layer = nn.LSTMCell(3, 4)
+        for weight in self.layer.parameters():
+            weight.data = torch.randn(weight.shape, generator=chance)
+        self.register_buffer("hidden", torch.zeros(1, 4))
+        self.register_buffer("cell", torch.zeros(1, 4))
+
+    def forward(self, x: Tensor) -> Tuple[Tensor, Tensor]:  # noqa: UP006
+        hidden, cell = self.hidden, self.cell
+        for _ in range(2):
+            hidden, cell = self.layer(x, (hidden, cell))
+        self.hidden.copy_(hidden)
+        self.cell.copy_(cell)
+        return self.hidden, self.cell
+
+
+class InAMadeList(nn.Module):
+    """A write to a tensor that an operator has put into a list; torch tells nothing of such lists."""
+
+    total: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        both = [self.total] * 2
+        both[1].add_(x)
+        return self.total.clone()
+
+
 class ListOfStates(nn.Module):
     """A cache that grows: not a tensor."""
 

@@ -414,6 +414,32 @@ def test_what_a_declaration_lacks_is_named(workshop: Workshop, field: str) -> No
         completed_states(workshop, "kept", [X1], states=[declared])
 
 
+def test_states_that_are_written_in_place_and_returned_together_are_kept(workshop: Workshop) -> None:
+    """Neither a loop, a list that an operator reads, nor what forward returns makes one memory of two."""
+    engine, _ = kept(workshop, keeping_modules.PairInPlace(), [X3], [fp32("hidden_out", 4), fp32("cell_out", 4)])
+
+    found = [
+        results(engine, [step(mine, 0, start=number == 0), step(given, 1, start=number == 0)])
+        for number, (mine, given) in enumerate(zip(STEPS, OTHERS, strict=True))
+    ]
+
+    assert not engine.alone_because
+    for row, steps in enumerate([STEPS, OTHERS]):
+        module = keeping_modules.PairInPlace().eval()
+        for given, answers in zip(steps, found, strict=True):
+            for name, expected in zip(["hidden_out", "cell_out"], module(torch.tensor([given])), strict=True):
+                np.testing.assert_allclose(expected.detach().numpy(), array(answers[row], name), rtol=1e-5)
+
+
+def test_a_write_to_what_an_operator_put_into_a_list_is_found(workshop: Workshop) -> None:
+    engine, _ = kept(workshop, keeping_modules.InAMadeList(), [X1], [Y1])
+
+    results(engine, [step([1], 0, start=True), step([10], 1, start=True)])
+    found = results(engine, [step([2], 0), step([20], 1)])
+
+    assert [3, 30] == [array(result, "y").item() for result in found]
+
+
 @pytest.mark.parametrize(
     ("module", "text"),
     [
