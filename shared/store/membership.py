@@ -10,14 +10,16 @@ An executor whose registration cannot be read is treated as leaving: its sequenc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import msgspec
 
 from shared.contract.ids import ExecutorId, entry_key
 from shared.contract.messages import ExecutorRegistration, ModelRecord
-from shared.store.commands import Redis
+from shared.store.commands import Pipeline, Redis, Value
+from shared.store.digests import DigestedHash
 from shared.store.keyspace import Keyspace
 from shared.store.reading import clock_ms, text_of, value_of
 from shared.store.vital import vital
@@ -28,6 +30,8 @@ REMOVE_EMPTY = """#!lua flags=allow-oom
 return redis.call('XLEN', KEYS[1]) == 0 and redis.call('DEL', KEYS[1]) or 0
 """
 """Removes a stream without entries, if it is one at that moment."""
+
+T = TypeVar("T")
 
 _registration_decoder = msgspec.json.Decoder(ExecutorRegistration)
 _record_decoder = msgspec.json.Decoder(ModelRecord)
@@ -52,23 +56,23 @@ class Membership:
     def __init__(self, redis: Redis, keys: Keyspace) -> None:
         self._redis = redis
         self._keys = keys
-        self._read: dict[str, tuple[bytes, ModelRecord | None]] = {}
-        self._decoded: dict[tuple[bytes, bytes], ExecutorRegistration] = {}
+        self._registrations = DigestedHash(redis, keys.executors, keys.executors_digests, self._registration)
+        self._records = DigestedHash(redis, keys.models, keys.models_digests, self._record)
         self._known: list[ExecutorId] = []
 
     async def register(self, registration: ExecutorRegistration, *, lease_ms: int) -> None:
         """Writes an executor's registration and takes its lease, both atomically."""
         # Together: a registration without a lease would look like a dead executor.
         lease = ("SET", self._keys.executor_lease(registration.executor), "1", "PX", lease_ms)
-        await self._redis.eval(*vital(self._told(registration), lease))
+        await self._redis.eval(*vital(*self._told(registration), lease))
 
     async def update(self, registration: ExecutorRegistration) -> None:
         """Replaces a registration; the lease stays as it is."""
-        await self._redis.eval(*vital(self._told(registration)))
+        await self._redis.eval(*vital(*self._told(registration)))
 
-    def _told(self, registration: ExecutorRegistration) -> tuple[str | bytes, ...]:
-        """The command that writes a registration."""
-        return ("HSET", self._keys.executors, registration.executor, msgspec.json.encode(registration))
+    def _told(self, registration: ExecutorRegistration) -> tuple[Sequence[Value], Sequence[Value]]:
+        """The commands that write a registration."""
+        return self._registrations.written(registration.executor, msgspec.json.encode(registration))
 
     async def renew(self, executor: ExecutorId, *, lease_ms: int) -> bool:
         """Extends a lease that still holds; False if it has ended: then the executor must drop everything that it
@@ -81,17 +85,17 @@ class Membership:
         """Marks an executor as leaving and ends its lease; its sequences are taken over at once."""
         leaving = msgspec.structs.replace(registration, leaving=True)
         # Together: the end of a lease without the mark would look like a death.
-        await self._redis.eval(*vital(self._told(leaving), ("DEL", self._keys.executor_lease(registration.executor))))
+        await self._redis.eval(*vital(*self._told(leaving), ("DEL", self._keys.executor_lease(registration.executor))))
 
     async def is_leaving(self, executor: ExecutorId) -> bool:
         """Whether an executor has marked itself as leaving; False if it just died."""
-        data: bytes | None = await self._redis.hget(self._keys.executors, executor)
-        return data is not None and self._registration(executor.encode(), data).leaving
+        found = await self._registrations.one(executor)
+        return found is not None and found.leaving
 
     async def is_known(self, executor: ExecutorId) -> bool:
         """Whether an executor is registered, and its registration can be read."""
-        data: bytes | None = await self._redis.hget(self._keys.executors, executor)
-        return data is not None and not is_unknown(self._registration(executor.encode(), data))
+        found = await self._registrations.one(executor)
+        return found is not None and not is_unknown(found)
 
     async def give_up(self, executor: ExecutorId) -> None:
         """Ends an executor's lease at once, so that others take over."""
@@ -119,7 +123,7 @@ class Membership:
             for shard in self._keys.shards:
                 # Steps of a sequence that by its record is still there would be lost (`scheduler.sweep` finds them).
                 pipe.eval(REMOVE_EMPTY, 1, self._keys.inbox(shard, executor))
-            pipe.hdel(self._keys.executors, executor)
+            self._registrations.remove(pipe, executor)
             *_, removed = await pipe.execute()
         return bool(removed)
 
@@ -129,17 +133,19 @@ class Membership:
         return members
 
     async def look(self) -> tuple[list[Member], int]:
-        """The members, and the clock of Redis then, ms. One round trip, or two if executors have come or gone."""
+        """The members, and the clock of Redis then, ms. One round trip, or more if executors have come, gone or
+        changed.
+        """
         while True:
             known = self._known
-            pipe = self._redis.pipeline(transaction=False)
-            pipe.hgetall(self._keys.executors)
-            for executor in known:
-                pipe.exists(self._keys.executor_lease(executor))
-            pipe.time()
-            raw, *leases, time = await pipe.execute()
-            self._decoded = {entry: self._registration(*entry) for entry in raw.items()}
-            registrations = sorted(self._decoded.values(), key=lambda r: r.executor)
+
+            def leases_and_time(pipe: Pipeline) -> None:
+                for executor in known:  # noqa: B023  it is called before the next turn
+                    pipe.exists(self._keys.executor_lease(executor))
+                pipe.time()
+
+            found, (*leases, time) = await self._registrations.all(leases_and_time)
+            registrations = sorted(found, key=lambda r: r.executor)
             self._known = [registration.executor for registration in registrations]
             if self._known == known:
                 members = [
@@ -149,9 +155,6 @@ class Membership:
                 return members, clock_ms(time)
 
     def _registration(self, name: bytes, data: bytes) -> ExecutorRegistration:
-        # Cached by content: registrations are read many times a second, hold a line per model, and hardly ever change.
-        if (known := self._decoded.get((name, data))) is not None:
-            return known
         executor = ExecutorId(text_of(name))
 
         def decode(data: bytes) -> ExecutorRegistration:
@@ -159,51 +162,57 @@ class Membership:
             entry_key(found.applied)
             if found.executor != executor:
                 raise ValueError(f"it is the one of {found.executor}")
-            return found
+            others = self._registrations.known
+            return msgspec.structs.replace(
+                found,
+                models=_shared(found.models, [one.models for one in others]),
+                repository=_shared(found.repository, [one.repository for one in others]),
+            )
 
         return value_of(self._keys.executors, data, decode, field=executor) or ExecutorRegistration(
             executor, name=executor, host="", pid=UNKNOWN_PID, started_ms=0, leaving=True
         )
 
     async def publish(self, record: ModelRecord) -> None:
-        await self._redis.eval(*vital(("HSET", self._keys.models, record.config.name, msgspec.json.encode(record))))
+        await self._redis.eval(*vital(*self._records.written(record.config.name, msgspec.json.encode(record))))
 
     async def model(self, name: str) -> ModelRecord | None:
         """One model as it was published last; decoded once per content. None if no executor published it, or it cannot
         be read.
         """
-        data: bytes | None = await self._redis.hget(self._keys.models, name)
-        return None if data is None else self._record(name, data)
+        return await self._records.one(name)
 
-    def _record(self, name: str, data: bytes) -> ModelRecord | None:
-        known = self._read.get(name)
-        if known is None or known[0] != data:
+    def _record(self, name: bytes, data: bytes) -> ModelRecord | None:
+        model = text_of(name)
 
-            def decode(data: bytes) -> ModelRecord:
-                record = _record_decoder.decode(data)
-                if record.config.name != name:
-                    raise ValueError(f"it is the one of {record.config.name}")
-                return record
+        def decode(data: bytes) -> ModelRecord:
+            record = _record_decoder.decode(data)
+            if record.config.name != model:
+                raise ValueError(f"it is the one of {record.config.name}")
+            return record
 
-            known = self._read[name] = (data, value_of(self._keys.models, data, decode, field=name))
-        return known[1]
+        found: ModelRecord | None = value_of(self._keys.models, data, decode, field=model)
+        return found
 
     async def unknown(self, records: Sequence[ModelRecord]) -> list[ModelRecord]:
         """The records that the mesh does not have, or has in a form that cannot be read."""
         if not records:
             return []
-        found = await self._redis.hmget(self._keys.models, [record.config.name for record in records])
-        return [
-            record
-            for record, data in zip(records, found, strict=True)
-            if data is None or self._record(record.config.name, data) is None
-        ]
+        found = await self._records.some(record.config.name for record in records)
+        return [record for record in records if found.get(record.config.name) is None]
 
     async def models(self) -> dict[str, ModelRecord]:
         """Every published model by name, decoded as by `model`. Whether an executor serves a model, `members` tells."""
-        raw: dict[bytes, bytes] = await self._redis.hgetall(self._keys.models)
-        found = {(text := text_of(name)): self._record(text, data) for name, data in raw.items()}
-        return {name: record for name, record in found.items() if record is not None}
+        found, _ = await self._records.all()
+        return {record.config.name: record for record in found if record is not None}
+
+
+def _shared(mine: tuple[T, ...], others: Iterable[tuple[T, ...]]) -> tuple[T, ...]:
+    """An equal one of the others, if there is one: executors of one repository say the same of it, in thousands of
+    lines, which are kept once.
+    """
+    distinct = {id(other): other for other in others}.values()
+    return next((other for other in distinct if other == mine), mine)
 
 
 def is_unknown(registration: ExecutorRegistration) -> bool:
