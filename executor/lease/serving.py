@@ -513,9 +513,10 @@ class Serving:
         """Asks models for their readiness every second, and has it announced if it has changed."""
         while True:
             await asyncio.sleep(READINESS_INTERVAL_S)
-            before = [model.serves.announcement for model in self._models.values()]
-            await asyncio.gather(*(_look(model.serves) for model in self._models.values()))
-            if before != [model.serves.announcement for model in self._models.values()]:
+            checks = [check for model in self._models.values() for check in model.serves.readiness]
+            before = [check.is_ready for check in checks]
+            await asyncio.gather(*(check.look() for check in checks))
+            if before != [check.is_ready for check in checks]:
                 self._changed.set()
 
     def _all(self) -> list[Model]:
