@@ -5,7 +5,8 @@ The entries are those of the `starts` and `feed` streams of one model. `schedule
 
 from __future__ import annotations
 
-from collections.abc import Iterable, KeysView, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -28,9 +29,9 @@ from scheduler.core.events import (
 )
 from scheduler.core.slots import OfferedVersion, SlotAddress
 from shared.contract.ids import Epoch, ExecutorId, InstanceIndex, SequenceId, ShardId, SlotIndex, entry_key
-from shared.contract.messages import RepositoryEntry
+from shared.contract.messages import RepositoryEntry, ServedModel
 from shared.store.keyspace import Keyspace
-from shared.store.membership import Member
+from shared.store.membership import Member, lines_of
 from shared.store.reading import FAILURES, noted, text_of
 
 
@@ -231,25 +232,19 @@ class Poll:
 
     def __init__(self, members: Sequence[Member]) -> None:
         self.members = members
-        # This and what is made of a poll below is by model, because each of hundreds of leaders asks for its own.
-        self._offered: dict[str, dict[ExecutorId, tuple[OfferedVersion, ...]]] = {}
+        # This and what is made of a poll below is by model, because each of hundreds of leaders asks for its own. What
+        # executors offer alike is one object (`Membership`).
+        usable = [member.registration for member in members if member.usable]
+        by_model = {key: _by_model(models) for key, models in {id(one.models): one.models for one in usable}.items()}
+        self._offered = {one.executor: by_model[id(one.models)] for one in usable}
         self._nothing: Offers = {one.registration.executor: () if one.usable else None for one in members}
-        for registration in (member.registration for member in members if member.usable):
-            for served in registration.models:
-                version = OfferedVersion(
-                    served.version, served.instances, served.slots, served.closing, served.pageable, served.idle_ms
-                )
-                offered = self._offered.setdefault(served.model, {})
-                offered[registration.executor] = (*offered.get(registration.executor, ()), version)
-
-    @property
-    def models(self) -> KeysView[str]:
+        self.models: AbstractSet[str] = set[str]().union(*by_model.values())
         """The models that are offered."""
-        return self._offered.keys()
 
     def offers(self, model: str) -> Offers:
         """What each registered executor offers of a model; None for one that is dead or leaving."""
-        return {**self._nothing, **self._offered.get(model, {})}
+        offered = {executor: models[model] for executor, models in self._offered.items() if model in models}
+        return {**self._nothing, **offered}
 
     def withdrawn(self, model: str, versions: Iterable[str]) -> tuple[str, ...]:
         """The unloaded ones among the versions of a model: a living executor says so, and none serves or loads them."""
@@ -268,7 +263,7 @@ class Poll:
     def _served(self) -> Mapping[str, set[str]]:
         """The versions that living executors serve, by model."""
         served: dict[str, set[str]] = {}
-        for one in (one for member in self.members if member.alive for one in member.registration.models):
+        for one in lines_of(member.registration.models for member in self.members if member.alive):
             served.setdefault(one.model, set()).add(one.version)
         return served
 
@@ -276,9 +271,17 @@ class Poll:
     def _lines(self) -> Mapping[str, list[RepositoryEntry]]:
         """What living executors say of their repositories, by model."""
         lines: dict[str, list[RepositoryEntry]] = {}
-        for line in (line for member in self.members if member.alive for line in member.registration.repository):
+        for line in lines_of(member.registration.repository for member in self.members if member.alive):
             lines.setdefault(line.model, []).append(line)
         return lines
+
+
+def _by_model(served: Iterable[ServedModel]) -> Mapping[str, tuple[OfferedVersion, ...]]:
+    offered: dict[str, tuple[OfferedVersion, ...]] = {}
+    for one in served:
+        version = OfferedVersion(one.version, one.instances, one.slots, one.closing, one.pageable, one.idle_ms)
+        offered[one.model] = (*offered.get(one.model, ()), version)
+    return offered
 
 
 def member_events(before: Offers, after: Offers) -> list[Event]:

@@ -57,6 +57,7 @@ from shared.statistics.reports import ModelReport
 from shared.statistics.tally import ModelLoad
 from shared.store.connections.homes import grouped, together
 from shared.store.intervals import at_intervals
+from shared.store.membership import lines_of
 from shared.traces.tracing import Tracing
 
 LINGER_S = 1.0
@@ -405,12 +406,8 @@ class Serving:
     async def _goes_on_elsewhere(self, place: Place) -> bool:
         """Whether another executor has a version, or loads it, and does not unload it as well."""
         members = await insist("unload", self._connections.membership.members)
-        lines = [
-            line
-            for one in members
-            if one.alive and one.registration.executor != self._executor
-            for line in one.registration.repository
-        ]
+        others = [one.registration for one in members if one.alive and one.registration.executor != self._executor]
+        lines = lines_of(one.repository for one in others)
         return any(
             line.model == place[0] and line.version in (place[1], "") and line.state in ("READY", "LOADING")
             for line in lines
@@ -498,7 +495,7 @@ class Serving:
             return
         members = await self._connections.membership.members()
         living = [member.registration for member in members if member.alive]
-        served = {(one.model, one.version) for registration in living for one in registration.models}
+        served = {(one.model, one.version) for one in lines_of(registration.models for registration in living)}
         alive = {registration.executor for registration in living}
         loads = [load for place, (load, _) in self._unloaded.items() if place not in served]
         await together([self._refuse(load, {model for model, _ in served}, alive) for load in loads])

@@ -22,7 +22,7 @@ from shared.contract.errors import Code, NotReadyError, RequestError, Unavailabl
 from shared.contract.messages import UNLOADED, ModelRecord, RepositoryEntry
 from shared.process import logs
 from shared.store.connections.redis_py import LOST_OR_REFUSED
-from shared.store.membership import Member, Membership
+from shared.store.membership import Member, Membership, lines_of
 
 REFRESH_S = 0.5
 REFRESH_ASKED_S = 0.1
@@ -326,12 +326,12 @@ def _unready_ensembles(records: Mapping[str, ModelRecord], unready: Collection[P
 
 def offers_of(members: Sequence[Member]) -> set[Place]:
     """The (model, version) pairs that these executors take requests for, also those that are being unloaded."""
-    return {(served.model, served.version) for member in members for served in member.registration.models}
+    return {(served.model, served.version) for served in lines_of(one.registration.models for one in members)}
 
 
 def unready_versions(members: Sequence[Member]) -> frozenset[Place]:
     """The (model, version) pairs that every executor which has them reports as not ready."""
-    offers = [served for member in members for served in member.registration.models]
+    offers = list(lines_of(member.registration.models for member in members))
     ready = {(served.model, served.version) for served in offers if served.says_ready}
     return frozenset((served.model, served.version) for served in offers) - ready
 
@@ -347,11 +347,10 @@ def merged_index(members: Sequence[Member]) -> tuple[RepositoryEntry, ...]:
     A line about a model without a version is left out where the model also has lines about versions.
     """
     best: dict[Place, RepositoryEntry] = {}
-    for member in members:
-        for entry in member.registration.repository:
-            known = best.get((entry.model, entry.version))
-            if known is None or STATE_RANK.get(entry.state, 0) > STATE_RANK.get(known.state, 0):
-                best[entry.model, entry.version] = entry
+    for entry in lines_of(member.registration.repository for member in members):
+        known = best.get((entry.model, entry.version))
+        if known is None or STATE_RANK.get(entry.state, 0) > STATE_RANK.get(known.state, 0):
+            best[entry.model, entry.version] = entry
     versioned = {model for model, version in best if version}
     lines = [entry for (model, version), entry in best.items() if version or model not in versioned]
     return tuple(sorted(lines, key=lambda entry: (entry.model, int(entry.version or 0))))

@@ -32,7 +32,7 @@ from shared.contract.messages import ControlMessage, LoadFailure, RepositoryEntr
 from shared.store.commands import Pipeline, Redis
 from shared.store.connections.redis_py import CONNECTION_LOST, LOST_OR_REFUSED
 from shared.store.keyspace import Keyspace
-from shared.store.membership import Member
+from shared.store.membership import Member, lines_of
 
 CONTROL_TIMEOUT_S = 300.0
 """Loading a large model takes minutes. A longer wait means that an executor hangs."""
@@ -125,7 +125,7 @@ class RepositoryControl:
 
     def _loaded(self) -> set[str]:
         """What executors have loaded; an ensemble also while a model of its steps is missing."""
-        lines = (line for one in self._catalog.live_members() for line in one.registration.repository)
+        lines = lines_of(one.registration.repository for one in self._catalog.live_members())
         return {line.model for line in lines if line.state == "READY"}
 
     async def _load(self, model: str, config_json: str, files: Mapping[str, bytes]) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TypeVar
 
 import msgspec
@@ -213,6 +214,11 @@ def _shared(mine: tuple[T, ...], others: Iterable[tuple[T, ...]]) -> tuple[T, ..
     """
     distinct = {id(other): other for other in others}.values()
     return next((other for other in distinct if other == mine), mine)
+
+
+def lines_of(told: Iterable[tuple[T, ...]]) -> Iterable[T]:
+    """The lines of what several executors tell; what they tell alike, and is kept once, counts once."""
+    return chain.from_iterable({id(one): one for one in told}.values())
 
 
 def is_unknown(registration: ExecutorRegistration) -> bool:

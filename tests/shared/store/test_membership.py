@@ -14,7 +14,7 @@ from shared.contract.messages import ExecutorRegistration, ModelRecord, ServedMo
 from shared.store.commands import Redis
 from shared.store.connections.redis_client import redis_now_ms
 from shared.store.keyspace import Keyspace
-from shared.store.membership import Member, Membership
+from shared.store.membership import Member, Membership, lines_of
 from tests.gateway.fake_executor import running_sum
 
 
@@ -157,3 +157,19 @@ async def test_who_registers_is_alive_at_once_and_for_as_long_as_it_says(redis: 
 
     assert 0 < await redis.pttl(keys.executor_lease(ExecutorId("e1"))) <= 60_000
     await membership.remove(ExecutorId("e1"))
+
+
+async def test_what_executors_of_one_repository_say_alike_is_kept_and_gone_over_once(
+    redis: Redis, key_prefix: str
+) -> None:
+    """A thousand models on two hundred executors are two hundred thousand lines, for each who reads them."""
+    membership = Membership(redis, Keyspace(key_prefix))
+    same = ServedModel("sum", "1", 1, 4), ServedModel("sum", "2", 1, 4)
+    for name, models in {"e1": same, "e2": same, "e3": same[:1]}.items():
+        await membership.register(ExecutorRegistration(ExecutorId(name), name, "host", 1, 0, models), lease_ms=60_000)
+
+    one, two, three = (member.registration for member in await membership.members())
+    assert one.models is two.models
+    assert [*same, *same[:1]] == list(lines_of(each.models for each in (one, two, three)))
+    for executor in (one, two, three):
+        await membership.remove(executor.executor)
