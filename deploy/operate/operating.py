@@ -23,6 +23,7 @@ from shared.store.connections.redis_py import REDIS_LOST, REFUSED, UnfitServerEr
 from shared.store.connections.redis_url import url_without_password
 from shared.store.keyspace import DEFAULT_PREFIX, Keyspace
 from shared.store.membership import Member, Membership
+from shared.store.owned import owned_counts
 from shared.store.reading import text_of
 from shared.store.sequences import Sequences, kept_by
 
@@ -162,16 +163,12 @@ async def holdings(
     # Their names alone: the records of hundreds of models are megabytes.
     models = sorted(map(text_of, await mesh.redis.hkeys(mesh.keys.models)))
     shards = [shard for shard in mesh.keys.shards if shard not in without]
-    pipe = mesh.redis.pipeline(transaction=False)
-    for member in members:
-        for model in models:
-            for shard in shards:
-                pipe.scard(mesh.keys.owned(shard, member.registration.executor, model))
-    counts = iter(await pipe.execute())
     found: list[ExecutorHolding] = []
     for member in members:
-        owned = {model: sum(next(counts) for _ in shards) for model in models}
-        found.append(ExecutorHolding(member, {model: count for model, count in owned.items() if count}))
+        owned = await owned_counts(mesh.redis, mesh.keys, member.registration.executor, models, shards)
+        found.append(
+            ExecutorHolding(member, {model: count for model, count in zip(models, owned, strict=True) if count})
+        )
     return sorted(found, key=lambda one: (one.registration.name, one.registration.executor))
 
 

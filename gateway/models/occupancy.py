@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -9,6 +10,7 @@ from typing import NamedTuple
 from shared.contract.messages import ExecutorRegistration
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
+from shared.store.owned import owned_counts
 
 
 class Slots(NamedTuple):
@@ -33,29 +35,25 @@ class Occupancy:
 async def read_occupancies(
     redis: Redis, keys: Keyspace, models: Sequence[str], executors: Sequence[ExecutorRegistration]
 ) -> dict[str, Occupancy]:
-    """The occupancy of each model, in one round trip. Raises one of `CONNECTION_LOST`.
+    """The occupancy of each model. Raises one of `CONNECTION_LOST`.
 
     executors  those whose lease holds
     """
-    shards = keys.shards
-    asked = [
-        (model, executor, sum(served.instances * served.slots for served in executor.models if served.model == model))
-        for model in models
-        for executor in executors
-        if any(served.model == model for served in executor.models)
-    ]
     pipe = redis.pipeline(transaction=False)
-    for shard in shards:
+    for shard in keys.shards:
         for model in models:
             pipe.zcard(keys.deadlines(shard, model))
-        for model, executor, _ in asked:
-            pipe.scard(keys.owned(shard, executor.executor, model))
     counts: list[int] = await pipe.execute()
-    width = len(models) + len(asked)
-    sums = [sum(counts[at::width]) for at in range(width)]
+    live = [sum(counts[at :: len(models)]) for at in range(len(models))]
     slots: dict[str, dict[str, Slots]] = {model: {} for model in models}
-    for (model, executor, offered), used in zip(asked, sums[len(models) :], strict=True):
-        # Two lives of one name can overlap while the older one leaves.
-        before = slots[model].get(executor.name, Slots())
-        slots[model][executor.name] = Slots(before.offered + offered, before.used + used)
-    return {model: Occupancy(live, slots[model]) for model, live in zip(models, sums, strict=False)}
+    for executor in executors:
+        offered = Counter[str]()
+        for served in executor.models:
+            if served.model in slots:
+                offered[served.model] += served.instances * served.slots
+        used = await owned_counts(redis, keys, executor.executor, list(offered), keys.shards)
+        for (model, count), owned in zip(offered.items(), used, strict=True):
+            # Two lives of one name can overlap while the older one leaves.
+            before = slots[model].get(executor.name, Slots())
+            slots[model][executor.name] = Slots(before.offered + count, before.used + owned)
+    return {model: Occupancy(count, slots[model]) for model, count in zip(models, live, strict=True)}
