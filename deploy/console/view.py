@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 
 import msgspec
@@ -11,7 +11,7 @@ from deploy.console.history import MESH, NO_NUMBER, ChartPoint, Moment, Moments,
 from deploy.console.snapshot import Snapshot, served_loads
 from deploy.console.stories import Stories, Story, StoryLine
 from deploy.operate.operating import ExecutorHolding
-from shared.contract.messages import ModelRecord
+from shared.contract.messages import ModelRecord, ServedModel
 from shared.statistics.tally import ModelLoad, ModelStatistics, statistics_of
 from shared.store.sequence_status import OPEN_STATES, SequenceStatus
 from shared.store.waiting_line import WaitingLine
@@ -160,9 +160,9 @@ def _executor(one: ExecutorHolding, now: Snapshot, killable: frozenset[str]) -> 
     machine = report.machine if report is not None else None
     of_model = {(each.model, each.version): each for each in report.models} if report is not None else {}
     served: list[ServedView] = []
+    sequences = dict(one.sequences)
     for each in registration.models:
         told = of_model.get((each.model, each.version))
-        first = next(other for other in registration.models if other.model == each.model) is each
         served.append(
             ServedView(
                 each.model,
@@ -170,7 +170,7 @@ def _executor(one: ExecutorHolding, now: Snapshot, killable: frozenset[str]) -> 
                 each.instances,
                 each.slots,
                 # The mesh counts a model's sequences, whatever their version: they are shown once.
-                one.sequences.get(each.model, 0) if first else 0,
+                sequences.pop(each.model, 0),
                 told.pending if told is not None and one.member.alive else 0,
                 told.batches if told is not None and one.member.alive else (),
                 each.closing,
@@ -193,15 +193,18 @@ def _executor(one: ExecutorHolding, now: Snapshot, killable: frozenset[str]) -> 
 
 
 def _models(now: Snapshot, moments: Moments) -> Iterable[ModelView]:
+    # Made once for all: there may be a thousand models on hundreds of executors.
+    offers: dict[tuple[str, str], list[tuple[ExecutorHolding, ServedModel]]] = defaultdict(list)
+    for one in now.executors:
+        for served in one.registration.models if one.member.usable else ():
+            offers[served.model, served.version].append((one, served))
+    pending = Counter(now.queued)
+    for report in now.reports.values():
+        for each in report.models:
+            pending[each.model, each.version] += each.pending
     for load in served_loads(now.executors, now.records):
         record = now.records[load.model]
-        serving = [
-            (one, served)
-            for one in now.executors
-            if one.member.usable
-            for served in one.registration.models
-            if (served.model, served.version) == (load.model, load.version)
-        ]
+        serving = offers[load.model, load.version]
         line = now.lines.get(load.model) or WaitingLine()
         whole = statistics_of(load.model, load.version, now.counts.get(load, {}))
         recent = moments.get(Subject(load.model, load.version), Moment(now.at_ms)).point
@@ -217,7 +220,7 @@ def _models(now: Snapshot, moments: Moments) -> Iterable[ModelView]:
             live=now.live.get(load.model, 0),
             waiting=line.first,
             paged=max(0, line.paged.total()),
-            pending=_pending(load, now, line),
+            pending=pending[load.model, load.version] + line.steps[load.version],
             steps_per_s=recent.steps_per_s,
             request_ms=recent.request_ms,
             batch=recent.batch,
@@ -231,16 +234,6 @@ def kind_of(record: ModelRecord) -> str:
     if record.config.ensemble:
         return "ensemble"
     return "stateless" if record.config.sequence_batching is None else "sequences"
-
-
-def _pending(load: ModelLoad, now: Snapshot, line: WaitingLine) -> int:
-    at_executors = sum(
-        each.pending
-        for report in now.reports.values()
-        for each in report.models
-        if (each.model, each.version) == (load.model, load.version)
-    )
-    return at_executors + line.steps[load.version] + now.queued.get((load.model, load.version), 0)
 
 
 def sequence_view(status: SequenceStatus, story: Story | None) -> SequenceView:

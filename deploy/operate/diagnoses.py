@@ -6,6 +6,7 @@ Each diagnosis names its subject, says what is so, and has a remedy unless all i
 from __future__ import annotations
 
 import enum
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
@@ -13,6 +14,7 @@ from urllib.parse import quote
 import msgspec
 
 from deploy.operate.texts import counted, size
+from shared.contract.ids import ExecutorId
 from shared.contract.messages import UNLOADED, RepositoryEntry
 from shared.store.company import TELL_EVERY_S, ServiceLine
 from shared.store.connections.fitness import NO_EVICTION, UnfitRedisError, check_server_info, risks
@@ -312,24 +314,23 @@ def of_models(members: Sequence[Member], lines: Mapping[str, WaitingLine]) -> It
     lines  of the models that are led: without a leader no executor helps who waits
     """
     usable = [member for member in members if member.usable]
-    served = {one.model for member in usable for one in member.registration.models}
+    served: dict[str, set[ExecutorId]] = defaultdict(set)
+    for member in usable:
+        for one in member.registration.models:
+            served[one.model].add(member.registration.executor)
+    names = {member.registration.executor: member.registration.name for member in usable}
     yield from _failed(usable)
     for member in usable:
         for one in member.registration.models:
             if not one.says_ready:
                 where = f"on {member.registration.name}"
                 yield warn(f"model {one.model}", f"calls itself not ready {where}", "look into that executor's log")
-    for model in sorted(served):
-        executors = [
-            member.registration.name
-            for member in usable
-            if any(one.model == model for one in member.registration.models)
-        ]
+    for model, executors in sorted(served.items()):
         waiting = lines[model].first if model in lines else 0
         if waiting:
             yield warn(f"model {model}", f"{counted(waiting, 'sequence')} without a slot", "run more executors")
         else:
-            yield ok(f"model {model}", f"served by {', '.join(sorted(executors))}")
+            yield ok(f"model {model}", f"served by {', '.join(sorted(names[one] for one in executors))}")
     if not usable:  # one that is drained is no member any more
         remedy = "seqmesh drain NAME --undo for one that is drained; else look into their logs, or run another one"
         yield fail("models", "no executor takes work, so none is served", remedy)
