@@ -11,8 +11,7 @@ from shared.store.keyspace import Keyspace
 SIZES = """#!lua flags=no-writes
 local sizes = {}
 for at, key in ipairs(KEYS) do
-    local size = redis.pcall('SCARD', key)
-    sizes[at] = type(size) == 'number' and size or 0
+    sizes[at] = redis.call('SCARD', key)
 end
 return sizes
 """
