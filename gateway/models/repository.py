@@ -38,6 +38,14 @@ CONTROL_TIMEOUT_S = 300.0
 """Loading a large model takes minutes. A longer wait means that an executor hangs."""
 CONTROL_POLL_S = 0.1
 EXPLICIT = "explicit"
+STORED_BYTES = """#!lua flags=no-writes
+local bytes = -redis.call('HSTRLEN', KEYS[1], ARGV[1])
+for _, name in ipairs(redis.call('HKEYS', KEYS[1])) do
+    bytes = bytes + redis.call('HSTRLEN', KEYS[1], name)
+end
+return { bytes }
+"""
+"""What the values of a hash take, but for that of one field. There is one for each name that was ever loaded."""
 COPIES_AT_ONCE = 2
 """How often what a client brings lies in memory until it is loaded: as it came, and as it goes to the executors."""
 
@@ -208,12 +216,7 @@ class RepositoryControl:
             )
 
     async def _check_size(self, model: str, size: int) -> None:
-        names: list[bytes] = await self._redis.hkeys(self._keys.wanted)
-        async with self._redis.pipeline(transaction=False) as pipe:
-            for name in names:
-                pipe.hstrlen(self._keys.wanted, name)
-            sizes: list[int] = await pipe.execute()
-        stored = sum(each for name, each in zip(names, sizes, strict=True) if name != model.encode())
+        (stored,) = await self._redis.eval(STORED_BYTES, 1, self._keys.wanted, model)
         if stored + size > CONTROL_BYTES_MAX:
             raise UnavailableError(
                 f"failed to load '{model}', the mesh holds {stored} bytes of override files already, and its limit is "
