@@ -293,8 +293,7 @@ class Registration:
         self.registered.set()
 
     async def _publish(self) -> None:
-        for record in self._records():
-            await self._connections.membership.publish(record)
+        await self._connections.membership.publish_changed(self._records())
 
     def _records(self) -> list[ModelRecord]:
         # A copy, because models are loaded on another thread meanwhile.

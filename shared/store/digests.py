@@ -45,6 +45,12 @@ class DigestedHash(Generic[T]):
         """The commands that write a value, to be carried out as one step."""
         return ("HSET", self._key, name, value), ("HSET", self._digests, name, digest_of(value))
 
+    async def different(self, values: Mapping[str, bytes]) -> list[str]:
+        """The fields that have another value than these, or none, as far as the digests tell."""
+        digests = await self._redis.hmget(self._digests, list(values)) if values else []
+        told = zip(values.items(), digests, strict=True)
+        return [name for (name, value), digest in told if digest != digest_of(value)]
+
     def remove(self, pipe: Pipeline, name: str) -> None:
         """Removes a value; the last reply says whether it was there."""
         pipe.hdel(self._digests, name)

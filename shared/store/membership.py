@@ -174,6 +174,12 @@ class Membership:
             executor, name=executor, host="", pid=UNKNOWN_PID, started_ms=0, leaving=True
         )
 
+    async def publish_changed(self, records: Iterable[ModelRecord]) -> None:
+        """Publishes the records that the mesh does not have, or has otherwise, as far as digests tell."""
+        values = {record.config.name: msgspec.json.encode(record) for record in records}
+        for name in await self._records.different(values):
+            await self._redis.eval(*vital(*self._records.written(name, values[name])))
+
     async def publish(self, record: ModelRecord) -> None:
         await self._redis.eval(*vital(*self._records.written(record.config.name, msgspec.json.encode(record))))
 

@@ -173,3 +173,23 @@ async def test_what_executors_of_one_repository_say_alike_is_kept_and_gone_over_
     assert [*same, *same[:1]] == list(lines_of(each.models for each in (one, two, three)))
     for executor in (one, two, three):
         await membership.remove(executor.executor)
+
+
+async def test_records_are_published_that_the_mesh_has_otherwise(redis: Redis, key_prefix: str) -> None:
+    """With each model that it loads an executor publishes all that it has."""
+    keys = Keyspace(key_prefix)
+    membership = Membership(redis, keys)
+    records = [ModelRecord(running_sum(name), "{}", ("1",)) for name in ("a", "b", "c")]
+    await membership.publish_changed(records[:1])
+    # As the mesh has it, whatever it is: nothing has written it since.
+    await redis.hset(keys.models, "a", b"as it was")
+    changed = msgspec.structs.replace(records[1], versions=("1", "2"))
+    await membership.publish(changed)
+
+    await membership.publish_changed(records)
+
+    assert {"b": records[1], "c": records[2]} == await membership.models()
+    assert [records[0]] == await membership.unknown(records)
+    await membership.publish(records[0])
+    assert [] == await membership.unknown(records)
+    await membership.publish_changed([])
