@@ -6,6 +6,7 @@ import json
 import math
 import random
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any, cast
 
 NUMBERS = (
@@ -59,7 +60,8 @@ def odd_value(chance: random.Random) -> Any:
         case 4 | 5:
             return chance.choice(TEXTS)
         case 6:
-            return chance.choice(SMALL)
+            # A copy: what is changed later must not change the next input.
+            return deepcopy(chance.choice(SMALL))
         case 7:
             return [chance.choice(NUMBERS) for _ in range(chance.choice((1, 3, 2000)))]
         case _:
@@ -67,10 +69,12 @@ def odd_value(chance: random.Random) -> Any:
 
 
 def mutated_tree(chance: random.Random, tree: Any) -> Any:
-    """A tree of JSON with some of its members changed, left out, renamed, or put where others were. Not in place."""
-    changed = json.loads(json.dumps(tree))
+    """A tree of JSON or msgpack with some of its members changed, left out, renamed, or put where others were. Not in
+    place.
+    """
+    changed = deepcopy(tree)
     for _ in range(chance.choice((1, 1, 2, 5))):
-        if len(json.dumps(changed)) > SIZE_MAX:
+        if len(repr(changed)) > SIZE_MAX:
             break
         places = list(_places(changed))
         if not places:
@@ -83,7 +87,7 @@ def mutated_tree(chance: random.Random, tree: Any) -> Any:
                 holder[chance.choice(TEXTS)] = holder.pop(key)
             case 2:
                 other, name = chance.choice(places)
-                holder[key] = json.loads(json.dumps(other[name]))
+                holder[key] = deepcopy(other[name])
             case 3 if isinstance(holder[key], list):
                 holder[key] *= chance.choice((2, 100))
             case _:

@@ -1,12 +1,15 @@
-"""Garbage, truncated and future values in every kind of key of a running mesh, and keys of another type.
+"""Garbage, truncated, odd and future values in every kind of key of a running mesh, keys of another type, and removed
+ones.
 
 The kinds are those of `shared.store.keyspace`: one that is new there is attacked by construction, and
 `test_redis_values` fails while nobody has said here whom it may disturb. Each input is one value, in a key of one kind,
 while a sequence of its own is in the middle of its steps.
 
 The sequence that was hit is answered in any case: with the right sum, or with an error; then it can begin anew. No
-process ends. Of the bystanders, a sequence and a stateless model that are asked meanwhile, no answer is ever wrong;
-and none is an error unless the kind is one that belongs to all of them (`DISTURBS`), and then only for a while.
+process ends, and no log has a traceback. Of the bystanders, a sequence and a stateless model that are asked meanwhile,
+no answer is ever wrong; and none is an error unless the kind is one that belongs to all of them (`DISTURBS`), and then
+only for a while. What Prometheus, clients and operators look at is asked for behind each input: no error of the code
+comes of it.
 """
 
 from __future__ import annotations
@@ -17,19 +20,21 @@ import http.client
 import json
 import random
 import time
-from collections.abc import AsyncGenerator, Collection, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from click.testing import CliRunner
 
+from deploy import cli
 from shared.contract.ids import ExecutorId, GatewayId, sequence_id
 from shared.store.keyspace import TYPES, kind_of
 from tests.every_key import every_key
-from tests.fuzz.mutations import mutated_bytes
+from tests.fuzz.mutations import mutated_bytes, mutated_tree
 from tests.mesh.model_repository import add_stateless_model, add_sum_model
-from tests.mesh.running_mesh import RunningMesh, eventually, running_mesh
+from tests.mesh.running_mesh import REDIS_URL, RunningMesh, eventually, running_mesh
 
 OWN = frozenset({"seq", "idle", "parked", "checkpoint", "journal"})
 """Kinds of which each key is one sequence's: nobody else may notice anything."""
@@ -50,7 +55,17 @@ HARMLESS = frozenset(
 )
 """Kinds without which everything goes on: nobody may notice anything."""
 NUMBERS = frozenset({"epoch", "fence", "terms", "work:number"})
-"""A truncated number is a number: what cannot be told apart cannot be mended."""
+"""A truncated number is a number: what cannot be told apart cannot be mended. So a field of a record (`seq`) becomes no
+other number at all: its step waits for the ones before it, or its slot is one that nobody has."""
+IMPOSSIBLE = (b"", b"-1", b"7.5", b"1e308", b"nan", b"%d" % (1 << 63), b"%d" % -(1 << 63), b"9" * 400, b"7 7 7 7 7")
+"""Numbers that nothing counts to."""
+FORMS: Sequence[tuple[Callable[[bytes], Any], Callable[[Any], bytes]]] = (
+    (msgspec.json.decode, lambda tree: json.dumps(tree).encode()),
+    (msgspec.msgpack.decode, msgspec.msgpack.encode),
+)
+"""How values are read and written that have members."""
+PAGES = ("/v2/models/stats", "/v2/models/sum/config", "/v2/logging", "/v2/trace/setting", "/v2/sequences?model=sum")
+COMMANDS = ("drain --list", "seq ls sum", "seq show sum victim-1", "tenants ls", "doctor", "settings")
 
 SUM = "sum"
 ANSWER_S = 40.0
@@ -110,6 +125,22 @@ class RedisValues:
             assert answer == total, f"{kind}: {answer} instead of {total}"
         await self._begun(sequence)
         await self._step(sequence, end=True)
+        await self._looked_at(chance)
+        assert not (found := self._mesh.tracebacks()), f"with {kind} spoilt: {found[0]}"
+
+    async def _looked_at(self, chance: random.Random) -> None:
+        for page in PAGES:
+            status, told = await asyncio.to_thread(self._ask, "GET", page)
+            assert status != http.HTTPStatus.INTERNAL_SERVER_ERROR, f"{page}: {told[:300]!r}"
+        metrics = f"{self._mesh.state.host}:{self._mesh.gateways[0].metrics_port}"
+        status, told = await asyncio.to_thread(self._ask, "GET", "/metrics", at=metrics)
+        assert status == http.HTTPStatus.OK, f"metrics: {status} {told[:300]!r}"
+        environment = {REDIS_URL: self._mesh.state.redis_url}
+        for command in chance.sample(COMMANDS, 2):
+            # What it says, and whether it finds something wrong, is its own matter; it raises nothing.
+            await asyncio.to_thread(
+                CliRunner().invoke, cli.main, command.split(), env=environment, catch_exceptions=False
+            )
 
     async def health(self) -> None:
         """A step of the sequence that goes on for ever, and a stateless request."""
@@ -147,14 +178,14 @@ class RedisValues:
     async def _infer(self, model: str, parameters: dict[str, Any], inputs: list[dict[str, Any]]) -> int | None:
         """The first number of the first output; None for an error."""
         body = json.dumps({"parameters": parameters, "inputs": inputs})
-        status, told = await asyncio.to_thread(self._post, f"/v2/models/{model}/infer", body)
+        status, told = await asyncio.to_thread(self._ask, "POST", f"/v2/models/{model}/infer", body)
         self._told = f"{status} {told[:300]!r}"
         return json.loads(told)["outputs"][0]["data"][0] if status == http.HTTPStatus.OK else None
 
-    def _post(self, path: str, body: str) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection(self._mesh.http(), timeout=ANSWER_S)
+    def _ask(self, method: str, path: str, body: str = "", *, at: str = "") -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection(at or self._mesh.http(), timeout=ANSWER_S)
         try:
-            connection.request("POST", path, body, {"Content-Type": "application/json"})
+            connection.request(method, path, body or None, {"Content-Type": "application/json"})
             answer = connection.getresponse()
             return answer.status, answer.read()
         finally:
@@ -194,6 +225,9 @@ def spoil(chance: random.Random, redis: Any, key: str) -> None:
             pipe.set(key, b"garbage") if TYPES[kind_of(key)] == "list" else pipe.rpush(key, b"garbage")
             pipe.execute()
         return
+    if chance.random() < 0.1:
+        redis.delete(key)
+        return
     with contextlib.suppress(Exception):  # it may be of another type since the input before
         _write(chance, redis, key)
 
@@ -205,12 +239,17 @@ def _write(chance: random.Random, redis: Any, key: str) -> None:
         case "hash":
             fields = sorted(redis.hkeys(key)) if kind_of(key) != "drained" else []
             field = chance.choice(fields) if fields and chance.random() < 0.8 else chance.randbytes(8)
-            redis.hset(key, field, spoilt(chance, key, redis.hget(key, field) or b""))
+            if chance.random() < 0.15:
+                redis.hdel(key, field)
+            else:
+                redis.hset(key, field, spoilt(chance, key, redis.hget(key, field) or b""))
         case "stream":
             last = redis.xrevrange(key, count=1)
             fields = dict(last[0][1]) if last else {b"q": b"nobody", b"k": b"w"}
             field = chance.choice(sorted(fields))
             fields[field] = spoilt(chance, key, fields[field])
+            if len(fields) > 1 and chance.random() < 0.2:
+                del fields[field]
             redis.xadd(key, chance.choice((fields, {chance.randbytes(3): chance.randbytes(9)}, {b"k": b"newer"})))
         case "set":
             redis.sadd(key, chance.randbytes(9))
@@ -224,17 +263,31 @@ def spoilt(chance: random.Random, key: str, value: bytes) -> bytes:
     """Garbage, the value with its end cut off or bytes of it changed, or what a later release may make of it."""
     garbage = b"\xff" + chance.randbytes(chance.choice((0, 1, 20, 3000)))
     if kind_of(key) in NUMBERS:
-        return garbage
-    match chance.randrange(4):
+        return chance.choice((garbage, *IMPOSSIBLE))
+    match chance.randrange(6):
+        case _ if kind_of(key) == "seq":
+            return garbage
         case 0:
             return garbage
         case 1:
-            return value[: chance.randrange(len(value) + 1)] if kind_of(key) not in ("seq", "line") else garbage
+            return value[: chance.randrange(len(value) + 1)] if kind_of(key) != "line" else garbage
         case 2:
             return future(value)
+        case 3 | 4:
+            return odd(chance, value)
         case _:
             # A changed digit would be another number.
             return garbage if value.isdigit() else b"\xc1" + mutated_bytes(chance, value)
+
+
+def odd(chance: random.Random, value: bytes) -> bytes:
+    """A value of a form that its readers know, with what none of them expects in it."""
+    for decode, encode in FORMS:
+        with contextlib.suppress(ValueError, TypeError, OverflowError, RecursionError):
+            known = decode(value)
+            if isinstance(known, dict | list):
+                return encode(mutated_tree(chance, known))
+    return chance.choice(IMPOSSIBLE)
 
 
 def future(value: bytes) -> bytes:
