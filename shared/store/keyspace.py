@@ -36,7 +36,7 @@ TYPES = {
     for type_, kinds in {
         "hash": "seq checkpoint journal line work:meta work:messages work:held work:takers work:early cache:entries "
         "cache:about counts unreadable mesh services executors drained terms models wanted kept load settings calls "
-        "tenants spares lent digests",
+        "tenants spares lent executor-digests model-digests",
         "string": "idle epoch fence wanted-slots work:number report executor-lease leader scheduler gateway forecast "
         "allowance",
         "stream": "parked starts feed inbox replies control",
@@ -108,11 +108,11 @@ class Keyspace:
         self.mesh = f"{prefix}:{MESH}"
         self.services = f"{self._mesh_base}services"
         self.executors = f"{self._mesh_base}executors"
-        self.executors_digests = f"{self._mesh_base}digests:executors"
+        self.executor_digests = f"{self._mesh_base}executor-digests"
         self.drained = f"{self._mesh_base}drained"
         self.terms = f"{self._mesh_base}terms"
         self.models = f"{self._mesh_base}models"
-        self.models_digests = f"{self._mesh_base}digests:models"
+        self.model_digests = f"{self._mesh_base}model-digests"
         self.control = f"{self._mesh_base}control"
         self.wanted = f"{self._mesh_base}wanted"
         self.kept = f"{self._mesh_base}kept"

@@ -57,8 +57,8 @@ class Membership:
     def __init__(self, redis: Redis, keys: Keyspace) -> None:
         self._redis = redis
         self._keys = keys
-        self._registrations = DigestedHash(redis, keys.executors, keys.executors_digests, self._registration)
-        self._records = DigestedHash(redis, keys.models, keys.models_digests, self._record)
+        self._registrations = DigestedHash(redis, keys.executors, keys.executor_digests, self._registration)
+        self._records = DigestedHash(redis, keys.models, keys.model_digests, self._record)
         self._known: list[ExecutorId] = []
 
     async def register(self, registration: ExecutorRegistration, *, lease_ms: int) -> None:

@@ -50,7 +50,7 @@ HARMLESS = frozenset(
     {
         *("wanted-slots", "tally", "counts", "report", "mesh", "drained", "scheduler", "control", "wanted", "kept"),
         *("load", "services", "settings", "gateway", "unreadable", "calls", "forecast", "tenants", "tenant"),
-        *("allowance", "lent", "digests"),
+        *("allowance", "lent", "executor-digests", "model-digests"),
     }
 )
 """Kinds without which everything goes on: nobody may notice anything."""

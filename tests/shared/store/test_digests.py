@@ -18,7 +18,7 @@ COUNT = 100
 @pytest.fixture
 async def stored(redis: Redis, key_prefix: str) -> DigestedHash[bytes]:
     keys = Keyspace(key_prefix)
-    stored = DigestedHash(redis, keys.models, keys.models_digests, lambda name, value: name + b"=" + value)
+    stored = DigestedHash(redis, keys.models, keys.model_digests, lambda name, value: name + b"=" + value)
     for at in range(COUNT):
         await redis.eval(*vital(*stored.written(f"m{at:02}", b"old")))
     return stored
