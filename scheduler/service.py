@@ -223,9 +223,8 @@ class Scheduler:
 
     async def _take_leads(self) -> None:
         async with self._contending:
-            models: list[bytes] = await self._mesh.redis.hkeys(self._mesh.keys.models)
-            self._models = frozenset(map(text_of, models))
-            contest = await self._leadership.contend(self._models)
+            self._models, to_lead = await models_to_lead(self._mesh)
+            contest = await self._leadership.contend(to_lead)
         self._stop_leading(contest.lost, "another scheduler leads")
         for model, term in contest.gained.items():
             self._leading[model] = self._tasks.start(self._lead(model, term), name=f"lead {model}")
@@ -449,6 +448,20 @@ class Scheduler:
         """Stops all leaders when the leases could not be renewed in time: another scheduler may lead by now."""
         if self._leadership.expired():
             self._stop_leading(self._leadership.drop_all(), "not renewed in time")
+
+
+async def models_to_lead(mesh: MeshAccess) -> tuple[frozenset[str], frozenset[str]]:
+    """The names of all models, and of those that need a leader: all but the ones that never had a sequence.
+
+    A model without sequences may have had some: then it was led, and what is left of them still expires.
+    """
+    records = await mesh.membership.models()
+    names, led = [
+        {text_of(name) for name in await mesh.redis.hkeys(key)} for key in (mesh.keys.models, mesh.keys.terms)
+    ]
+    stateless = {name for name, record in records.items() if record.config.sequence_batching is None}
+    # At least one: it is leaders who forget executors.
+    return frozenset(names), frozenset(names - (stateless - led) or sorted(names)[:1])
 
 
 def tell_of_many(event: str, models: Sequence[str], cause: object) -> None:

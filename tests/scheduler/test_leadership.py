@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -28,7 +29,7 @@ from scheduler.leader import Leader
 from scheduler.leadership import Leadership
 from scheduler.mesh import MeshAccess
 from scheduler.rebuild import epochs_found, raise_fence
-from scheduler.service import Scheduler
+from scheduler.service import Scheduler, models_to_lead
 from scheduler.sweep import sweep
 from shared.contract.ids import (
     ExecutorId,
@@ -39,6 +40,8 @@ from shared.contract.ids import (
     Term,
     sequence_id,
 )
+from shared.contract.messages import ModelRecord
+from shared.contract.model_config import ModelConfig
 from shared.contract.record import EPOCH, INSTANCE, OWNER, SLOT, VERSION
 from shared.process.lifecycle import Stop, Tasks
 from shared.store.agreement import join_mesh
@@ -735,6 +738,31 @@ async def test_models_are_led_as_soon_as_they_are_offered_and_not_with_the_next_
         await stage.until(is_led)
 
 
+async def test_a_model_that_never_had_sequences_needs_no_leader(stage: Stage) -> None:
+    """Except for one, if there is no other: leaders forget executors. One that had sequences may have some still."""
+    await stage.commands.delete(stage.keys.models)
+
+    async def publish(*models: str) -> None:
+        for model in models:
+            await stage.membership.publish(ModelRecord(ModelConfig(model, "python", "", 4, (), ()), "{}", ("1",)))
+
+    async def to_lead() -> list[str]:
+        _, models = await models_to_lead(stage.mesh)
+        return sorted(models)
+
+    await publish("plain", "spare")
+    assert ["plain"] == await to_lead()
+    await stage.publish()
+    assert [MODEL] == await to_lead()
+    await Leadership(stage.scripts, SchedulerId("s1"), lease_ms=1_000, clock=time.monotonic).contend(await to_lead())
+    await publish(MODEL)
+    assert [MODEL] == await to_lead()
+    await stage.publish("plain")
+    assert ["plain", MODEL] == await to_lead()
+    await stage.commands.hset(stage.keys.models, "spare", "no record")
+    assert ["plain", "spare", MODEL] == await to_lead()
+
+
 async def test_without_models_a_sign_of_life_is_written_with_the_leases_and_not_with_every_tick(stage: Stage) -> None:
     await stage.commands.delete(stage.keys.models)
     async with stage.scheduler(lease_ms=600_000):
@@ -905,9 +933,13 @@ async def test_an_inbox_that_comes_back_after_its_executor_was_forgotten_is_empt
         async def is_removed() -> bool:
             return not await stage.commands.exists(stage.keys.inbox(shard, old))
 
-        await stage.until(is_removed)
+        async def is_told() -> bool:
+            return "inboxes of forgotten executors removed" in caplog.messages
 
-    assert "inboxes of forgotten executors removed" in caplog.messages
+        await stage.until(is_removed)
+        # It is told when the other inboxes were looked at, too.
+        await stage.until(is_told)
+
     assert before == await stage.live(1)
     assert {1} == {step.step for step in await stage.inbox(ExecutorId("e2"))}
     assert 1 == await stage.commands.exists(stage.keys.inbox(shard, living))
