@@ -161,7 +161,7 @@ async def _made(settings: GatewaySettings, name: str, redis: Redis, keys: Keyspa
         dispatch=dispatch,
         replies=replies,
         settings=RuntimeSettings(stored_settings, process, tracing.control, catalog, name),
-        sequences=Sequences(redis, keys, membership),
+        sequences=Sequences(redis, keys, membership, live_max=settings.live_max),
         memory=memory,
         unread=unread,
         company=Company(redis, keys, "gateway", name),

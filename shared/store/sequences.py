@@ -88,12 +88,13 @@ class StateSizes(msgspec.Struct, frozen=True):
 
 
 class Sequences:
-    """The sequences of the mesh's models."""
+    """The sequences of the mesh's models. live_max: of one model and shard; no copy is opened beyond it"""
 
-    def __init__(self, redis: Redis, keys: Keyspace, membership: Membership) -> None:
+    def __init__(self, redis: Redis, keys: Keyspace, membership: Membership, *, live_max: int = LIVE_MAX) -> None:
         self._redis = redis
         self._keys = keys
         self._membership = membership
+        self._live_max = live_max
         self._scripts = Scripts(redis, keys)
         self._forecasts = Forecasts(redis, keys)
 
@@ -313,7 +314,7 @@ class Sequences:
             )
         served = await self._serving(model_of(sequence), exported.version, text_of(exported.record.get(MARK, b"")))
         call = self._scripts.reopen(
-            sequence, exported, idle_ms=served.idle_ms, live_max=LIVE_MAX, pageable=served.pageable
+            sequence, exported, idle_ms=served.idle_ms, live_max=self._live_max, pageable=served.pageable
         )
         code = await self._scripts.run(call)
         if code is ReopenCode.EXISTS:

@@ -506,3 +506,16 @@ def test_a_file_that_was_not_written_so_is_refused(data: bytes, told: str) -> No
 
     with pytest.raises(NotDoneError, match=told):
         from_file(data)
+
+
+@pytest.mark.leaves_sequences
+async def test_no_copy_is_opened_beyond_what_the_gateway_was_told(mesh: ScriptedMesh) -> None:
+    """As no START is taken there. An id of the same shard: the bound is of each."""
+    bounded = Sequences(mesh.redis, mesh.keys, Membership(mesh.redis, mesh.keys), live_max=2)
+    await live(mesh, 1, ALICE)
+    shard = mesh.keys.shard_of(mesh.sequence(1))
+    second, third = [n for n in range(2, 100) if mesh.keys.shard_of(mesh.sequence(n)) == shard][:2]
+
+    await bounded.fork(mesh.sequence(1), mesh.sequence(second))
+    with pytest.raises(NotDoneError, match="as many live sequences as it may"):
+        await bounded.fork(mesh.sequence(1), mesh.sequence(third))
