@@ -40,12 +40,14 @@ class Argument:
     position  None if it can be given by name only
     required  it has no default: it is given None for an absent optional input
     is_dictionary  of tensors by name
+    example  what a program was exported with: its datatype, and its sizes, of which those that may vary are symbols
     """
 
     name: str
     position: int | None
     required: bool
     is_dictionary: bool = False
+    example: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +76,16 @@ def script_arguments(module: torch.jit.ScriptModule) -> list[Argument]:
 def program_arguments(program: torch.export.ExportedProgram) -> list[Argument]:
     """Forward's arguments as the program was exported: all are required."""
     positional = program.call_spec.in_spec.children()[0].num_children if program.call_spec.in_spec else 0
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
+    examples = [values.get(str(node)) for node in program.graph_signature.user_inputs]
     return [
-        Argument(name, position if position < positional else None, required=True)
-        for position, name in enumerate(argument_names(program))
+        Argument(
+            name,
+            position if position < positional else None,
+            required=True,
+            example=example if isinstance(example, torch.Tensor) else None,
+        )
+        for position, (name, example) in enumerate(zip(argument_names(program), examples, strict=True))
     ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.export.passes import move_to_device_pass
 
+from executor.engine import shapes
 from executor.engine.base import LoadRequest
 from executor.engine.batch_tensors import check_batch_tensors
 from executor.engine.error_texts import quoted
@@ -20,6 +21,7 @@ from executor.engine.pytorch.attributes import Changes, FileChanges, program_cha
 from executor.engine.pytorch.batch_trial import settle_batches
 from executor.engine.pytorch.binding import (
     Argument,
+    Binding,
     DictionaryForward,
     bind_arguments,
     bind_outputs,
@@ -29,6 +31,7 @@ from executor.engine.pytorch.binding import (
     takes_dictionary,
 )
 from executor.engine.pytorch.completion import completed
+from executor.engine.pytorch.datatypes import DATATYPE
 from executor.engine.pytorch.engine import TorchEngine
 from executor.engine.pytorch.kept_state import KeptForward, first_states, kept_forms
 from executor.engine.pytorch.running_batch import GpuStreams
@@ -43,7 +46,8 @@ from executor.engine.pytorch.switches import (
 from executor.engine.pytorch.threads import use_threads
 from executor.engine.pytorch.weights import share_weights, weights_file
 from shared.contract.errors import LoadError
-from shared.contract.model_config import FixedShape, ModelConfig
+from shared.contract.model_config import BatchInput, FixedShape, ModelConfig, TensorSpec
+from shared.contract.tensors import shape_text
 
 __all__ = ["completed", "load"]
 
@@ -96,6 +100,7 @@ def _engine(
     places = bind_outputs(config, forms)
     _check_returned(config, places, returned)
     bindings = bind_arguments(config, arguments, forms)
+    _check_exported(config, bindings)
     if takes_dictionary(arguments):
         module = DictionaryForward(module)
     kept = KeptForward(module, config, changes.attributes, forms, places) if forms else None
@@ -129,11 +134,12 @@ def _load_module(
         script = load_script(path, device)
         return script, script_arguments(script), found.of(script), {}
     program = load_program(path)
-    _check_batch_dimension(config, program)
+    arguments = program_arguments(program)
+    _check_batch_dimension(config, program, arguments)
     if device.type != "cpu":
         program = move_to_device_pass(program, device)
     module = cast("nn.Module", program.module())
-    return module, program_arguments(program), program_changes(program, module), returned_types(program)
+    return module, arguments, program_changes(program, module), returned_types(program)
 
 
 def _check_returned(config: ModelConfig, places: Mapping[str, int], returned: Mapping[str | int, str]) -> None:
@@ -193,17 +199,57 @@ def _choose_deterministic_kernels() -> None:
     torch.backends.cudnn.benchmark = False
 
 
-def _check_batch_dimension(config: ModelConfig, program: torch.export.ExportedProgram) -> None:
+def _check_batch_dimension(
+    config: ModelConfig, program: torch.export.ExportedProgram, arguments: Sequence[Argument]
+) -> None:
     """An exported program runs only with the sizes that it was exported for. Refuses it at load, not at the first
-    batch.
+    batch, if it cannot take batches of several sizes; and tells if the largest ones are beyond it.
     """
     if config.max_batch_size <= 1:
         return
-    values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
-    for name in program.graph_signature.user_inputs:
-        value = values.get(name)
-        if isinstance(value, torch.Tensor) and value.dim() and is_fixed(value.shape[0]):
+    ranges = cast("dict[Any, Any]", program.range_constraints)
+    most: dict[str, Any] = {}  # size of the first dimension -> argument, and the largest such size
+    for argument in arguments:
+        size: Any = argument.example.shape[0] if argument.example is not None and argument.example.dim() else None
+        if is_fixed(size):
             raise LoadError(
-                f"model '{config.name}': argument '{name}' was exported with a fixed batch of {value.shape[0]}, but "
+                f"model '{config.name}': argument '{argument.name}' was exported with a fixed batch of {size}, but "
                 f"max_batch_size is {config.max_batch_size}; export it with a dynamic dimension 0 (torch.export.Dim)"
+            )
+        if size is not None and (allowed := ranges.get(size.node.expr)) is not None:
+            most.setdefault(str(size), (argument.name, allowed.upper))
+    for name, bound in most.values():
+        if bound < config.max_batch_size:
+            log.warning(
+                "model '%s': argument '%s' was exported for batches of at most %s rows, so the rows of larger ones run "
+                "one by one: lower max_batch_size (%d), or export it with a larger max (torch.export.Dim)",
+                config.name,
+                name,
+                bound,
+                config.max_batch_size,
+            )
+
+
+def _check_exported(config: ModelConfig, bindings: Sequence[Binding]) -> None:
+    """An exported program has the code for the datatypes and numbers of dimensions that it was exported with, and only
+    looks at the sizes: with other ones it may give other numbers. Raises LoadError.
+    """
+    for binding in bindings:
+        example, source = binding.argument.example, binding.source
+        is_flat = isinstance(source, BatchInput) or (isinstance(source, TensorSpec) and source.allow_ragged_batch)
+        if example is None or is_flat or not example.dim():
+            continue
+        dims = shapes.declared_by_model(source) if isinstance(source, TensorSpec) else getattr(source, "dims", (1,))
+        given = (-1, *dims) if config.max_batch_size else tuple(dims)
+        sizes = [size if is_fixed(size) else -1 for size in example.shape]
+        datatype = DATATYPE.get(example.dtype, str(example.dtype))
+        pairs = zip(sizes, given, strict=False)
+        if (
+            datatype != source.datatype
+            or len(sizes) != len(given)
+            or any(-1 not in pair and len({*pair}) > 1 for pair in pairs)
+        ):
+            raise LoadError(
+                f"model '{config.name}': '{binding.name}' is {source.datatype} {shape_text(given)} by the "
+                f"configuration, but argument '{binding.argument.name}' was exported as {datatype} {shape_text(sizes)}"
             )

@@ -132,10 +132,16 @@ class Workshop:
         return path
 
     def program(
-        self, name: str, module: torch.nn.Module, example: tuple[torch.Tensor, ...], *, dynamic: bool = True
+        self,
+        name: str,
+        module: torch.nn.Module,
+        example: tuple[torch.Tensor, ...],
+        *,
+        dynamic: bool = True,
+        batch_max: int = 64,
     ) -> None:
         """Saves a module as an exported program. dynamic: for any batch, not only that of the example."""
-        sizes = {0: torch.export.Dim("batch", min=1, max=64)} if dynamic else None
+        sizes = {0: torch.export.Dim("batch", min=1, max=batch_max)} if dynamic else None
         shapes = tuple(sizes for _ in example) if dynamic else None
         torch.export.save(
             torch.export.export(module, example, dynamic_shapes=shapes), self.version_dir(name) / "model.pt2"

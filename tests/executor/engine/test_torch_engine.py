@@ -751,6 +751,35 @@ def test_a_program_exported_for_one_batch_size_is_refused_with_the_remedy(worksh
     )
 
 
+@pytest.mark.parametrize(
+    ("spec", "given"),
+    [
+        (fp32("x", 4), r"FP32 \[-1,4\]"),
+        (fp32("x", 3, 1), r"FP32 \[-1,3,1\]"),
+        (TensorSpec("x", "FP64", (3,)), r"FP64 \[-1,3\]"),
+    ],
+)
+def test_an_input_that_a_program_was_not_exported_for_is_refused(
+    workshop: Workshop, spec: TensorSpec, given: str
+) -> None:
+    """One more dimension, or another datatype, gives other numbers without an error."""
+    workshop.program("cell", torch_modules.Cell(), tuple(torch.zeros(2, 3) for _ in range(3)))
+    config = sequence_config("cell", "pytorch", inputs=[spec], outputs=[fp32("y", 3)], states=CELL_STATES)
+
+    bad_load(workshop, config, rf"'x' is {given} by the configuration, but argument 'x' was exported as FP32 \[-1,3\]")
+
+
+def test_a_program_exported_for_smaller_batches_says_so(workshop: Workshop, caplog: pytest.LogCaptureFixture) -> None:
+    workshop.program("cell", torch_modules.Cell(), tuple(torch.zeros(2, 3) for _ in range(3)), batch_max=4)
+
+    engine = workshop.load(cell_config())
+    found = results(engine, [cell_row(slot, 0) for slot in range(6)])
+
+    assert "argument 'x' was exported for batches of at most 4 rows" in caplog.text
+    assert 1 == caplog.text.count("at most 4 rows")
+    assert [2.0 * slot for slot in range(6)] == [array(row, "y")[0, 0] for row in found]
+
+
 @pytest.mark.parametrize(("named", "plain", "nested"), [(True, "y", "pair"), (False, "OUTPUT__0", "OUTPUT__1")])
 def test_a_nested_value_of_a_program_is_refused_at_load_if_it_is_an_output(
     workshop: Workshop, plain: str, nested: str, *, named: bool
