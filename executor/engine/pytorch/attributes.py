@@ -94,11 +94,13 @@ class FileChanges:
     """What the code of a TorchScript file says.
 
     kinds                   path of an attribute that forward changes -> its type
+    in_place                the paths of those whose memory it may write to
     problems, more_problems  before and behind those that the attributes themselves are
     forks                   parts of it may run on threads that torch has for them (`torch.jit.fork`)
     """
 
     kinds: Mapping[str, Any]
+    in_place: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
     more_problems: tuple[str, ...] = ()
     forks: bool = False
@@ -114,7 +116,25 @@ class FileChanges:
                 problems.append(f"forward changes the attribute '{path}', a {kind.annotation_str} of the module")
             else:
                 attributes.append(found)
+        problems += self._ties(module)
         return Changes(tuple(attributes), tuple(dict.fromkeys([*problems, *self.more_problems])))
+
+    def _ties(self, module: torch.jit.ScriptModule) -> Iterator[str]:
+        """What is written in place and lies in another tensor's memory, too: a state of its own would not."""
+        tensors = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
+        spans = {name: _span(tensor) for name, tensor in tensors}
+        for path in self.in_place:
+            begin, end = spans.get(path, (0, 0))
+            for name, (other_begin, other_end) in spans.items():
+                if name != path and max(begin, other_begin) < min(end, other_end):
+                    yield f"forward writes in place to '{path}', whose memory is that of '{name}'"
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """Where a tensor's memory begins and ends."""
+    steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    elements = steps + 1 if tensor.numel() else 0
+    return tensor.data_ptr(), tensor.data_ptr() + elements * tensor.element_size()
 
 
 def script_changes(module: torch.jit.ScriptModule) -> FileChanges:
@@ -131,7 +151,7 @@ def script_changes(module: torch.jit.ScriptModule) -> FileChanges:
             passes._jit_pass_lower_all_tuples(graph)  # noqa: SLF001
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else "the code could not be followed"
-        return FileChanges({}, (f"what forward changes in the module cannot be told: {reason}",), forks=True)
+        return FileChanges({}, problems=(f"what forward changes in the module cannot be told: {reason}",), forks=True)
     return _Reading(inner, graph).found()
 
 
@@ -191,7 +211,8 @@ class _Reading:
             for path, kind in self._kept.items()
             if kind.kind() != "TensorType" or path in self._set or self._root(_place(path)) in written
         }
-        return FileChanges(kinds, tuple(self._unclear), tuple(self._shared_writes(kinds)), self._forks)
+        in_place = tuple(path for path in kinds if self._root(_place(path)) in written)
+        return FileChanges(kinds, in_place, tuple(self._unclear), tuple(self._shared_writes(kinds)), self._forks)
 
     def _shared_writes(self, changed: Iterable[str]) -> Iterator[str]:
         """changed: paths of attributes"""

@@ -177,6 +177,39 @@ class PairInPlace(nn.Module):
         return self.hidden, self.cell
 
 
+class Tied(nn.Module):
+    """Writes in place to a buffer that two others see: a part of it, and the rest of its memory."""
+
+    whole: Tensor
+    part: Tensor
+    apart: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        memory = torch.zeros(1, 3)
+        self.register_buffer("whole", memory[:, :2])
+        self.register_buffer("part", memory[:, 1:2])
+        self.register_buffer("apart", memory[:, 2:])
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.whole.add_(x)
+        return self.part + self.apart
+
+
+class Grows(nn.Module):
+    """A cache that begins with one position."""
+
+    cache: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("cache", torch.zeros(1, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.cache = torch.cat([self.cache, x.unsqueeze(1)], 1)
+        return self.cache.sum(1)
+
+
 class InAMadeList(nn.Module):
     """A write to a tensor that an operator has put into a list; torch tells nothing of such lists."""
 

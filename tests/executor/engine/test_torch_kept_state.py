@@ -445,6 +445,7 @@ def test_a_write_to_what_an_operator_put_into_a_list_is_found(workshop: Workshop
     [
         (keeping_modules.ListOfStates(), r"forward changes the attribute 'cache', a List\[Tensor\] of the module"),
         (keeping_modules.InAList(), r"forward writes to 'totals' of the module in place \(add_\)"),
+        (keeping_modules.Tied(), r"apart for each sequence: forward writes in place to 'whole', [a-z ]+ 'part'\."),
         (keeping_modules.OneOfTwo(), r"in place \(add_\) to memory that 'even' and 'odd' may share"),
     ],
 )
