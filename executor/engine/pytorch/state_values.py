@@ -44,7 +44,8 @@ def tensor_problem(spec: StateSpec, value: object, rows: int) -> str | None:
     if value.layout is not torch.strided:
         return f"{expected}, got a tensor of the layout {value.layout}"
     if not shapes.fits(value.shape[1:], spec.dims):
-        return f"{expected}, got {DATATYPE[value.dtype]} {shape_text(value.shape)}"
+        got = f"got {DATATYPE[value.dtype]} {shape_text(value.shape)}"
+        return f"{expected}, {got}; a size that varies is declared as -1 in the state's dims"
     return None
 
 

@@ -431,6 +431,23 @@ def test_states_that_are_written_in_place_and_returned_together_are_kept(worksho
                 np.testing.assert_allclose(expected.detach().numpy(), array(answers[row], name), rtol=1e-5)
 
 
+def test_a_tensor_that_grows_is_kept_where_its_state_is_declared_so(workshop: Workshop) -> None:
+    engine, _ = kept(workshop, keeping_modules.Grows(), [X1], [Y1])
+    (failed,) = engine.run([step([1], 0, start=True)], [True]).rows
+
+    assert isinstance(failed, RowError)
+    assert "got FP32 [1,2,1]; a size that varies is declared as -1 in the state's dims" in failed.message
+
+    states = [StateSpec("cache", "cache", "FP32", (-1, 1))]
+    config = sequence_config("kept", "pytorch", inputs=[X1], outputs=[Y1], states=states)
+    engine = cast("TorchEngine", workshop.load(config))
+    results(engine, [step([1], 0, start=True), step([10], 1, start=True)])
+    found = results(engine, [step([2], 0), step([20], 1)])
+
+    assert not engine.alone_because
+    assert [3, 30] == [array(result, "y").item() for result in found]
+
+
 def test_a_write_to_what_an_operator_put_into_a_list_is_found(workshop: Workshop) -> None:
     engine, _ = kept(workshop, keeping_modules.InAMadeList(), [X1], [Y1])
 
