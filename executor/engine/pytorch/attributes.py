@@ -158,11 +158,23 @@ def script_changes(module: torch.jit.ScriptModule) -> FileChanges:
 def program_changes(program: torch.export.ExportedProgram, module: torch.nn.Module) -> Changes:
     """What an exported program changes. module: the program's module, which is called"""
     # A program tells its changes once its code has none in place. Only a copy of it is made so, and only to be read.
-    with warnings.catch_warnings():
-        # Torch warns of its own code.
-        warnings.simplefilter("ignore", FutureWarning)
-        functional = program.run_decompositions({})
-    paths = dict.fromkeys(functional.graph_signature.buffers_to_mutate.values())
+    try:
+        with warnings.catch_warnings():
+            # Torch warns of its own code.
+            warnings.simplefilter("ignore", FutureWarning)
+            signature: Any = program.run_decompositions({}).graph_signature
+    except Exception as error:  # noqa: BLE001 - torch raises whatever it comes to, in passes of its own
+        reason = f"what forward changes in the module cannot be told (buffers may share memory): {error}"
+        return Changes(problems=(reason,))
+    # Older torch exports no program that changes a parameter.
+    parameters = [*getattr(signature, "parameters_to_mutate", {}).values()]
+    for path in parameters:
+        parent, _, name = path.rpartition(".")
+        owner = module.get_submodule(parent)
+        value = getattr(owner, name).detach()
+        delattr(owner, name)
+        owner.register_buffer(name, value)
+    paths = dict.fromkeys([*signature.buffers_to_mutate.values(), *parameters])
     return Changes(tuple(_buffer(module, path) for path in paths))
 
 

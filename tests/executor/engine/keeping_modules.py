@@ -196,6 +196,35 @@ class Tied(nn.Module):
         return self.part + self.apart
 
 
+class TwoNames(nn.Module):
+    """One buffer under two names."""
+
+    total: Tensor
+    last: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(1, 1))
+        self.register_buffer("last", self.total)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.total.add_(x)
+        return self.last.clone()
+
+
+class Learns(nn.Module):
+    """Changes a parameter, as an online learner does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.weight.add_(x)
+        return self.weight.clone()
+
+
 class Grows(nn.Module):
     """A cache that begins with one position."""
 

@@ -431,6 +431,33 @@ def test_states_that_are_written_in_place_and_returned_together_are_kept(worksho
                 np.testing.assert_allclose(expected.detach().numpy(), array(answers[row], name), rtol=1e-5)
 
 
+@pytest.mark.parametrize("exported", [False, True])
+def test_a_parameter_that_forward_changes_is_kept(workshop: Workshop, *, exported: bool) -> None:
+    if exported:
+        workshop.program("kept", keeping_modules.Learns(), (torch.zeros(1, 1),), dynamic=False)
+    else:
+        workshop.script("kept", keeping_modules.Learns())
+    states = completed_states(workshop, "kept", [X1], 1)
+    config = sequence_config("kept", "pytorch", inputs=[X1], outputs=[Y1], states=states, max_batch_size=1)
+    engine = workshop.load(config)
+
+    found = [
+        array(results(engine, [step([value], slot, start=start)])[0], "y").item()
+        for value, slot, start in [(1, 0, True), (10, 1, True), (2, 0, False), (20, 1, False)]
+    ]
+
+    assert [StateSpec("weight", "weight", "FP32", (1,))] == states
+    assert [1, 10, 3, 30] == found
+
+
+def test_a_program_whose_buffers_share_memory_is_refused_with_a_remedy(workshop: Workshop) -> None:
+    """Torch itself cannot tell what it changes."""
+    workshop.program("kept", keeping_modules.TwoNames(), (torch.zeros(1, 1),), dynamic=False)
+
+    with pytest.raises(ConfigError, match=r"cannot be told \(buffers may share memory\): .*Remedy: make it a tensor"):
+        completed_states(workshop, "kept", [X1], 1)
+
+
 def test_a_tensor_that_grows_is_kept_where_its_state_is_declared_so(workshop: Workshop) -> None:
     engine, _ = kept(workshop, keeping_modules.Grows(), [X1], [Y1])
     (failed,) = engine.run([step([1], 0, start=True)], [True]).rows
