@@ -7,6 +7,7 @@ python -m tests.simulation --mutants                 every fault that is put in 
 ... --operator                                       with an operator in the middle of it (operator.py)
 ... --reload                                         with loads and unloads of the model besides (reloading.py)
 ... --vary                                           with what the others leave out (varying.py)
+... --beside                                         with a second model on the same executors (beside.py)
 ... --lose                                           with a store that loses its newest data (losing.py)
 ... --reshard                                        to another number of shards in the middle of it (resharding.py)
 ... --drill "killed executor"                        how long things take when that goes wrong (drills.py)
@@ -24,6 +25,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain
 
+from tests.simulation.beside import two_models
 from tests.simulation.drills import DRILLS, drilled
 from tests.simulation.losing import lost
 from tests.simulation.mutants import MUTANTS, Mutant
@@ -44,6 +46,7 @@ KINDS: Mapping[str, tuple[Play, str]] = {
     "--operator": (operated, "an operator pauses, moves, copies and ends sequences"),
     "--reload": (reloaded, "the operator loads and unloads the model, too"),
     "--reshard": (resharded, "the mesh is stopped, and has other shards afterwards"),
+    "--beside": (two_models, "a second model on the same executors"),
     "--lose": (lost, "the store comes back without its newest data"),
     "--vary": (varied, "clients, models and losses that the others leave out"),
 }
@@ -128,10 +131,10 @@ def find_mutants(jobs: int, seeds: Sequence[int], play: Play) -> int:
     missed = 0
     with multiprocessing.Pool(jobs) as pool:
         for mutant in MUTANTS:
-            if mutant.varied or not mutant.edits if play is fuzz else mutant.scripts_only:
+            if mutant.only or not mutant.edits if play is fuzz else mutant.scripts_only:
                 continue
-            shown_by = partial(drilled, mutant.late) if mutant.late else varied if mutant.varied else play
-            shown_by = lost if mutant.losing else shown_by
+            shown_by = KINDS[mutant.only][0] if mutant.only else play
+            shown_by = partial(drilled, mutant.late) if mutant.late else shown_by
             run = partial(run_mutant, mutant.name, play=shown_by)
             at_once = (pool.map(run, seeds[at : at + jobs]) for at in range(0, len(seeds), jobs))
             found = first_failing(chain.from_iterable(at_once))

@@ -66,6 +66,7 @@ class Habit:
     hurries    the share of steps with a timeout
     iterative  each of its sequences is one step, over which the model makes several passes. Unless steps carry their
                numbers, some have no id: the gateway makes one
+    model      that it uses
     patience_s how long it waits for an answer before it asks elsewhere, while there are faults; None: for ever
     """
 
@@ -83,6 +84,7 @@ class Habit:
     tenant: str = ""
     hurries: float = 0.0
     iterative: bool = False
+    model: str = NAME
 
 
 PASSES_MAX, NAMELESS = 4, 0.5
@@ -217,7 +219,7 @@ class Sequence:
         style = habit.style
         is_nameless = habit.iterative and style is not Style.NUMBERED and self._chance.random() < NAMELESS
         return InferCall(
-            NAME,
+            habit.model,
             correlation_id=0 if is_nameless else self._id,
             start=first,
             end=last,

@@ -337,7 +337,8 @@ class Ledger:
                 self._check_paged(key.decode())
             if record.get(b"st") != b"l":
                 continue
-            place = (record[b"ow"], record[b"vr"], record[b"in"], record[b"sl"])
+            model = key.partition(b":seq:")[2].partition(b"|")[0]
+            place = (record[b"ow"], model, record[b"vr"], record[b"in"], record[b"sl"])
             if place in taken:
                 self.story.violate(f"{key.decode()} and {taken[place].decode()} sit in one slot: {place}")
             taken[place] = key

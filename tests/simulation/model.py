@@ -1,5 +1,6 @@
 """The models of the simulation: `fold`, whose state is a fold over its inputs that no two orders of steps, and no lost
-or doubled one, leave the same; and, where `fold` is decoupled, `say`, which is decoupled and has no state.
+or doubled one, leave the same; in some meshes `fold2`, which does the same; and, where `fold` is decoupled, `say`,
+which is decoupled and has no state.
 
 It needs no thread and no tensor library; batching, checkpoints and whatever else the executor does around an engine is
 the executor's own code.
@@ -38,7 +39,7 @@ from shared.contract.tensors import Tensor
 from shared.statistics.tally import ModelLoad
 from tests.simulation.virtual import crash
 
-NAME, STATELESS = "fold", "say"
+NAME, SECOND, STATELESS = "fold", "fold2", "say"
 INPUT, OUTPUT, STATE_IN, STATE_OUT = "INPUT", "OUTPUT", "STATE_IN", "STATE_OUT"
 MODULUS = (1 << 61) - 1
 ANSWERS = 5
@@ -114,6 +115,7 @@ class Shape:
     grows      its state has another term with most inputs; only if declared
     delay_us   a step waits so long for others, and in_order: answers leave in the order in which steps came
     patience_us  how long a request without a state may wait in its queue; 0: for ever
+    second     how it serves a second such model beside it, if it does
     """
 
     slots: int = 2
@@ -133,6 +135,7 @@ class Shape:
     in_order: bool = False
     patience_us: int = 0
     idle_s: float = 8.0
+    second: Shape | None = None
     parameters: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
@@ -142,7 +145,7 @@ class Shape:
         """
         return self.declared or self.log_steps >= JOURNAL_STEPS or self.iterative
 
-    def config(self) -> ModelConfig:
+    def config(self, name: str = NAME) -> ModelConfig:
         """As a model's configuration says it."""
         direct = Direct(self.delay_us, 1.0 if self.delay_us else 0.0)
         strategy = direct if self.direct else Oldest(self.slots, (), self.delay_us, self.in_order)
@@ -151,7 +154,7 @@ class Shape:
         states = (state,) if self.declared else ()
         log = {"sequence_recovery": "replay", "sequence_log_steps": str(self.log_steps)}
         return ModelConfig(
-            NAME,
+            name,
             "simulated",
             "",
             self.rows or self.slots,
@@ -160,7 +163,7 @@ class Shape:
             sequence_batching=SequenceBatching(
                 strategy, int(self.idle_s * 1e6), states=states, iterative=self.iterative
             ),
-            instance_groups=(InstanceGroup(NAME, count=self.instances),),
+            instance_groups=(InstanceGroup(name, count=self.instances),),
             parameters={
                 "checkpoint_interval": str(self.interval),
                 "virtual_slots": str(self.virtual).lower(),
@@ -290,7 +293,8 @@ class FoldRepository(ModelRepository):
         self._shape = shape
 
     def names(self) -> list[str]:
-        return [NAME, STATELESS] if self._shape("").decoupled else [NAME]
+        shape = self._shape("")
+        return [NAME, *[SECOND] * (shape.second is not None), *[STATELESS] * shape.decoupled]
 
     def _load(
         self, name: str, override_json: str | None, files: Mapping[str, bytes] | None, generation: str
@@ -300,16 +304,18 @@ class FoldRepository(ModelRepository):
             return present
         content = content_of(int(generation))
         shape = self._shape(content)
-        config = shape.config() if name == NAME else shape.stateless()
+        if name == SECOND and shape.second is not None:
+            shape = shape.second
+        config = shape.stateless() if name == STATELESS else shape.config(name)
         load = ModelLoad(name, "1", generation)
         workers = [
             EngineWorker(engine, name, f"{name}_{index}", InstanceIndex(index))
             for index in range(shape.instances)
             for engine in [FoldEngine(only_computes=shape.computes, grows=shape.grows)]
         ]
-        slots = shape.slots if name == NAME else 0
+        slots = 0 if name == STATELESS else shape.slots
         # As `ModelRepository._state_mark`.
-        mark = "" if not self.reloads or name != NAME else content if config.recoverable else f"{random.random()}"
+        mark = "" if not self.reloads or name == STATELESS else content if config.recoverable else f"{random.random()}"
         fingerprint = Fingerprint(content, generation)
         served = ServedVersion(config, "1", workers, slots, StatisticsRecorder(load), fingerprint, mark=mark)
         model = LoadedModel(ModelRecord(config, "{}", ("1",), generation), [served])

@@ -7,7 +7,7 @@ mutant is used, so that none of them goes blind when the script changes.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Mapping, Sequence, Sized
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence, Sized
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +16,7 @@ from unittest.mock import patch
 from executor.core.actions import BatchMember
 from executor.core.decide import conclude
 from executor.core.state import OwnedSequence, OwnedSequences
+from executor.sequences.committer import CommitOwner, _Group
 from executor.sequences.open_steps import OpenSteps
 from executor.workers.open_rows import OpenRow
 from gateway.requests.waiting import Answer, PendingRequest
@@ -32,6 +33,7 @@ from shared.contract.errors import MeshError
 from shared.contract.ids import ExecutorId, ShardId, SlotIndex
 from shared.contract.messages import ReplyMessage
 from shared.store import libraries
+from shared.store.script_values import StepCommit
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +56,7 @@ class Mutant:
     """One fault. story: what goes wrong with it; code: what stands in the place of what.
 
     scripts_only  only random calls of the scripts are to find it: whole meshes hardly ever come into that situation
-    varied        only the meshes of `--vary` are to find it
-    losing        only those of `--lose`
+    only          only the meshes of this flag are to find it
     late          only the drill of that name is to find it: its answers are right, and late
     """
 
@@ -64,8 +65,7 @@ class Mutant:
     edits: tuple[Edit, ...] = ()
     code: Mapping[str, Any] = field(default_factory=dict[str, Any])
     scripts_only: bool = False
-    varied: bool = False
-    losing: bool = False
+    only: str = ""
     late: str = ""
 
     @contextmanager
@@ -93,6 +93,16 @@ async def never_behind(*_: object) -> bool:
 def always_known(*_: object) -> bool:
     """In the place of `Dispatch._is_known`."""
     return True
+
+
+def grouped_by_shard(taken: Iterable[tuple[CommitOwner, ShardId, StepCommit, int]]) -> list[_Group]:
+    """In the place of `committer._grouped`."""
+    groups: dict[ShardId, _Group] = {}
+    for owner, shard, step, size in taken:
+        group = groups.setdefault(shard, _Group(owner, shard, []))
+        group.steps.append(step)
+        group.size += size
+    return list(groups.values())
 
 
 async def inbox_before_sequences(self: EffectPerformer, executor: ExecutorId) -> bool:
@@ -349,49 +359,55 @@ MUTANTS = (
         "untried",
         "a suspected sequence is given up though it was never tried alone: it lay beside the one that ends its owners",
         (Edit("reclaim", r"if suspicion\(got\[1\], step\) and got\[2\] ~= epoch then return end"),),
-        varied=True,
+        only="--vary",
     ),
     Mutant(
         "grown alone",
         "of a state that has grown only what is behind its former end is written, though it has changed before it",
         code={"executor.sequences.written_states.leading_equal": taken_for_unchanged},
-        varied=True,
+        only="--vary",
     ),
     Mutant(
         "numbered by pass",
         "the answers of each pass of an iterative decoupled model are counted from one",
         code={"executor.sequences.open_steps.OpenSteps._opened": opened_with_each_pass},
-        varied=True,
+        only="--vary",
     ),
     Mutant(
         "passes kept",
         "the next request of a sequence to an iterative model goes on with the passes of the one before it",
         code={"executor.core.decide.conclude": concluded_in_the_midst},
-        varied=True,
+        only="--vary",
     ),
     Mutant(
         "impatient",
         "a sequence whose step has a timeout is refused at once when it waits for a slot",
         code={"scheduler.core.expiry.deadline_ms": due_at_once},
-        varied=True,
+        only="--vary",
     ),
     Mutant(
         "late in the midst",
         "a stateless request whose timeout ends is refused though an executor runs it",
         (Edit("work_withdraw", r"if meta and not is_held\n[^\n]* then", "if meta then"),),
-        varied=True,
+        only="--vary",
     ),
     Mutant(
         "newer than the store",
         "an executor goes on from states and steps that the store has lost",
         code={"executor.lease.registration.is_behind": never_behind},
-        losing=True,
+        only="--lose",
     ),
     Mutant(
         "waits in vain",
         "a gateway waits on for a step that the store has lost",
         code={"gateway.requests.exchange.dispatch.Dispatch._is_known": always_known},
-        losing=True,
+        only="--lose",
+    ),
+    Mutant(
+        "told to another's leader",
+        "an executor makes steps of several models final in one call, as if they were of the first one's",
+        code={"executor.sequences.committer._grouped": grouped_by_shard},
+        only="--beside",
     ),
     Mutant(
         "inbox first",

@@ -6,6 +6,7 @@ import itertools
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from math import inf
 from pathlib import Path
 from random import Random
@@ -22,6 +23,7 @@ from shared.store.exported import ExportedSequence
 from shared.store.keyspace import Keyspace
 from shared.store.script_values import SubmitCode, Submitted
 from tests.simulation.__main__ import first_failing, run_mutant, summary
+from tests.simulation.beside import two_models
 from tests.simulation.clients import Client, GivenUpError, Habit, Sequence, Style
 from tests.simulation.ledger import Ledger, Life
 from tests.simulation.losing import lost
@@ -32,7 +34,7 @@ from tests.simulation.resharding import resharded
 from tests.simulation.story import Story
 from tests.simulation.values import HashValue
 from tests.simulation.varying import varied
-from tests.simulation.world import simulate, simulate_answers
+from tests.simulation.world import Result, simulate, simulate_answers
 
 ROOT = Path(__file__).parents[2]
 SEEDS = range(1, 17)
@@ -190,13 +192,25 @@ def test_what_a_store_with_older_data_has_kept_is_mixed_with_nothing_that_it_los
     assert any("has lost its last" in line for result in results for line in result.lines)
 
 
-@pytest.mark.parametrize(("fault", "seed"), [("newer than the store", 20), ("waits in vain", 1)])
-def test_a_fault_that_only_a_store_with_older_data_shows_is_found(fault: str, seed: int) -> None:
+def test_two_models_on_the_same_executors_lose_nothing_either() -> None:
+    results = [two_models(seed) for seed in range(1, 5)]
+
+    assert [] == [summary(result) for result in results if result.violations]
+    assert any("commit fold2|" in line for line in results[0].lines)
+
+
+@pytest.mark.parametrize(
+    ("fault", "seed", "play"),
+    [("newer than the store", 20, lost), ("waits in vain", 1, lost), ("told to another's leader", 18, two_models)],
+)
+def test_a_fault_that_only_one_kind_of_mesh_shows_is_found(
+    fault: str, seed: int, play: Callable[[int], Result]
+) -> None:
     """seed: as above"""
-    found = first_failing(run_mutant(fault, each, play=lost) for each in range(seed, seed + 200))
+    found = first_failing(run_mutant(fault, each, play=play) for each in range(seed, seed + 200))
 
     assert found is not None
-    assert [] == lost(found.seed).violations
+    assert [] == play(found.seed).violations
 
 
 async def test_the_idle_time_of_a_copy_begins_when_it_is_made_however_late_the_operator_hears_of_it() -> None:
