@@ -228,7 +228,8 @@ class Departures:
         wanted = self._wanted(batches)
         if now - self._down_since < PATIENCE_S:
             return wanted
-        for batch in wanted:
+        # What has gathered behind these does not wait for another attempt: a silent Redis takes ten seconds over each.
+        for batch in (*wanted, *self._take()):
             fail(batch, "Redis, which holds every sequence, cannot be reached: try again later")
         return ()
 

@@ -233,6 +233,8 @@ async def test_a_step_that_is_taken_back_while_redis_is_lost_is_answered_as_what
     proxy.cut_before = cut
     behind_proxy.dispatch.withdraw(pending)
     await lost.wait()
+    while departures_of(behind_proxy)._down_since is None:  # what waits at a loss after long is told so
+        await asyncio.sleep(0)
     other = behind_proxy.inference.submit(step(4, 2, start=True, request_id="a"))
     await settled(behind_proxy, 4 if patience_s else 3)
     executor.paused.clear()

@@ -204,6 +204,36 @@ async def test_a_redis_that_stays_away_is_an_error_and_not_a_wait(
         await behind_proxy.inference.submit(step(1, start=True, request_id="a"))
 
 
+async def test_a_step_behind_one_that_is_sent_again_does_not_wait_for_another_attempt_at_a_silent_redis(
+    behind_proxy: GatewayParts, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+):
+    await behind_proxy.inference.submit(step(1, start=True, request_id="first"))
+    monkeypatch.setattr("gateway.requests.exchange.departures.PATIENCE_S", 0.01)
+    link: Any = departures_of(behind_proxy)._link
+    tried, silences = asyncio.Event(), asyncio.Semaphore(0)
+
+    async def silent() -> None:
+        tried.set()
+        await silences.acquire()
+        raise RedisConnectionError("no answer")
+
+    def is_lost(chunk: bytes) -> bool:
+        if is_submit(chunk):
+            monkeypatch.setattr(link, "connect", silent)
+        return is_submit(chunk)
+
+    proxy.cut_before = is_lost
+    sent = behind_proxy.inference.submit(step(2, request_id="sent"))
+    await tried.wait()
+    behind = behind_proxy.inference.submit(step(3, request_id="behind"))
+    await asyncio.sleep(0.02)
+    silences.release()  # one attempt ends; the next one would not
+
+    for answer in (sent, behind):
+        with pytest.raises(UnavailableError, match="cannot be reached"):
+            await answer
+
+
 async def test_steps_of_one_turn_are_accepted_in_their_order_and_in_few_round_trips(parts: GatewayParts):
     answers = await asyncio.gather(*(parts.inference.submit(step(1, start=index == 0)) for index in range(300)))
 
