@@ -110,7 +110,7 @@ class BoundedConnection:
                 silence.begin(self.reply_timeout_s)
                 return await read(*args, timeout=math.inf, **options)
         except TimeoutError as silence:
-            raise RedisTimeoutError(f"no answer within {self.reply_timeout_s:g} s") from silence
+            raise RedisTimeoutError(f"no answer within {self.reply_timeout_s:.3g} s") from silence
         except ResponseError as error:
             if is_unfit(error):
                 raise unfit_server(error) from error
@@ -263,7 +263,7 @@ class Silence:
         if self._until_s > now_s:
             self._set(self._until_s)
         else:
-            self._fail(RedisTimeoutError(f"no answer within {self._limit_s:g} s"))
+            self._fail(RedisTimeoutError(f"no answer within {self._limit_s:.3g} s"))
 
 
 def _judged(error: Exception) -> Exception:
