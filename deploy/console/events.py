@@ -154,7 +154,7 @@ def _waiting(before: Snapshot, now: Snapshot) -> Iterable[tuple[str, str]]:
     for model, line in now.lines.items():
         old = before.lines.get(model)
         if old is not None and line.first > 0 and old.first <= 0:
-            yield WARN, f"every slot of {model} is taken: {_sequences(line.first)} wait"
+            yield WARN, f"waiting for a slot: {_sequences(line.first)} of {model}"
         elif old is not None and line.first <= 0 and old.first > 0:
             yield GOOD, f"no sequence of {model} waits for a slot any more"
 

@@ -65,7 +65,7 @@ def test_a_full_model_and_failed_requests_are_told() -> None:
 
     assert [
         "1 request of sum failed (BACKEND)",
-        "every slot of sum is taken: 2 sequences wait",
+        "waiting for a slot: 2 sequences of sum",
         "no sequence of sum waits for a slot any more",
     ] == texts
 
