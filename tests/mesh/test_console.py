@@ -238,6 +238,30 @@ async def test_the_buttons_of_an_executor_stand_side_by_side_on_a_small_phone(vi
     assert 1 == len({place["y"] for place in places if place is not None})
 
 
+async def test_long_names_widen_no_page_on_a_phone_and_an_id_keeps_its_line(
+    visit: Visit, console: str, caller: GrpcCaller
+) -> None:
+    await caller("sum", Step("123456", 1, start=True))
+    page = await visit(console)
+    await page.set_viewport_size({"width": 390, "height": 844})
+    # The model is called so in all that the page hears.
+    await page.add_init_script("""
+        const parse = JSON.parse, renamed = (key) => `"${key}":"${"a_name".repeat(30)}"`;
+        JSON.parse = (text) =>
+            parse(text.replaceAll('"model":"sum"', renamed("model")).replaceAll('"name":"sum"', renamed("name")));
+    """)
+    await page.reload()
+
+    for name in ("Overview", "Models", "Sequences"):
+        await page.get_by_role("link", name=name, exact=True).click()
+        await expect(page.locator("h2, h4, td", has_text="a_name" * 30).first).to_be_visible()
+        assert 390 >= await page.evaluate("document.documentElement.scrollWidth"), name
+    place = await page.get_by_role("link", name='"123456"').bounding_box()
+    assert place is not None
+    assert place["width"] > 2 * place["height"]
+    await caller("sum", Step("123456", 1, end=True))
+
+
 async def test_who_kills_an_executor_with_more_sequences_than_are_followed_is_not_told_that_it_had_none(
     visit: Visit, console: str
 ) -> None:

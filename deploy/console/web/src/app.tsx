@@ -95,7 +95,7 @@ export function App() {
       <main id="main" tabIndex={-1} ref={main}>
         {state.problem && (
           <p class="notice bad" role="alert">
-            <strong>The mesh cannot be read.</strong> {state.problem} The page goes on by itself when it can.
+            <strong>The mesh cannot be read; the page goes on by itself when it can.</strong> {state.problem}
           </p>
         )}
         <div aria-live="polite" class={state.notice ? `notice ${state.notice.tone}` : "sr-only"}>
@@ -138,7 +138,7 @@ function Page({ at, state, signedIn, signIn }: { at: Place; state: State; signed
     return (
       <section class="empty" aria-busy="true">
         <h1>{state.connection === "lost" ? "The console does not answer" : "Reading the mesh …"}</h1>
-        <p>{state.connection === "lost" ? "It is tried again every few seconds. Does seqmesh run?" : "This takes a second."}</p>
+        <p>{state.connection === "lost" ? "It is tried again every few seconds. Does seqmesh run?" : "This takes a second; where Redis does not answer, ten."}</p>
       </section>
     );
   }
@@ -160,7 +160,9 @@ const WORDS: Record<State["connection"], [string, string]> = {
 };
 
 function Status({ state }: { state: State }) {
-  const [tone, word] = state.problem ? ["bad", "no mesh"] : WORDS[state.connection];
+  // The console may answer where Redis does not: until it has read the mesh once, nothing is known to be live.
+  const connection = state.connection === "live" && state.view === null ? "connecting" : state.connection;
+  const [tone, word] = state.problem ? ["bad", "no mesh"] : WORDS[connection];
   return (
     <span class={`status ${tone}`} role="status">
       <span class="dot" aria-hidden="true" />
