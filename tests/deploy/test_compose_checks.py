@@ -37,6 +37,11 @@ def test_spans_go_to_the_collector_itself(service: str) -> None:
     assert urlsplit(environment["OTEL_EXPORTER_OTLP_ENDPOINT"]).hostname == environment["no_grpc_proxy"]
 
 
+@pytest.mark.parametrize("service", ["gateway", "scheduler", "executor"])
+def test_the_collector_is_stopped_behind_those_who_send_it_their_last_spans(service: str) -> None:
+    assert "collector" in yaml.safe_load((ROOT / "compose.yaml").read_text())["services"][service]["depends_on"]
+
+
 @pytest.mark.parametrize(
     ("service", "port"), [("gateway", 8000), ("console", 8003), ("prometheus", 9090), ("grafana", 3000)]
 )
