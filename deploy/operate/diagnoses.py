@@ -196,8 +196,9 @@ def of_node(address: str, diagnoses: Iterable[Diagnosis]) -> list[Diagnosis]:
 def of_lost_node(why: str) -> Diagnosis:
     return fail(
         "redis",
-        f"{why}: the sequences of its shards wait",
-        "start it; if its machine is lost, let a replica take its place (redis-cli CLUSTER FAILOVER TAKEOVER, there)",
+        f"{why.rstrip('.')}: the sequences of its shards wait",
+        "if it runs and refuses: docs/guides/redis.md. Else start it; if its machine is lost, let a replica take its "
+        "place (redis-cli CLUSTER FAILOVER TAKEOVER, there)",
     )
 
 
