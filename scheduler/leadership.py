@@ -97,6 +97,11 @@ class Leadership:
             del self.terms[model]
             self._maybe_held.add(model)
 
+    async def give_back(self, model: str, term: Term) -> None:
+        """Gives back the lease of a term in which nobody has led. Raises one of `redis_py.CONNECTION_LOST`."""
+        self.drop(model, term)
+        await self._scripts.run(self._scripts.resign(model, self._scheduler, term=term))
+
     def fenced(self, model: str, term: Term, refusal: ResponseError) -> None:
         """Forgets the lease of a term that a script has refused, and asks for newer terms than the fence from then on.
 

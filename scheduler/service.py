@@ -372,7 +372,8 @@ class Scheduler:
         await lent.begin()
         lost = await self._mesh.reach.lost()
         if lost and not lent.counts:
-            # Nobody knows which slots the sequences of these shards hold.
+            # Nobody knows which slots the sequences of these shards hold. Another scheduler may reach all shards.
+            await self._leadership.give_back(model, term)
             raise next(iter(lost.values()))
         leader = self.leaders[model] = self._new_leader(model, term, lent, lost)
         readers = self._readers_for(leader)

@@ -6,9 +6,12 @@ import asyncio
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator
+from copy import copy
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
 from deploy.chaos.node import Node
@@ -292,6 +295,19 @@ async def test_who_has_not_led_before_leads_when_all_nodes_are_there(
         assert None is await stage.commands.get(stage.keys.fence(shard, MODEL))
         await asyncio.to_thread(private_cluster.revive)
         await leads(stage, scheduler, away=False)
+
+
+async def test_who_cannot_lead_without_a_shard_leaves_the_lead_to_a_scheduler_that_reaches_all(unharmed: Stage) -> None:
+    """It asked again and again before its lease had ended, so nobody else ever got it."""
+    await unharmed.join("e1", slots=SLOTS)
+    shard = unharmed.keys.shards[0]
+    async with unharmed.scheduler() as cut_off:
+        cut_off._mesh = copy(unharmed.mesh)
+        cut_off._mesh.reach = Mock(lost=AsyncMock(return_value={shard: RedisConnectionError("cut off")}))
+        await unharmed.until(lambda: reached(unharmed, 1))
+        async with unharmed.scheduler(name="s2") as other:
+            await leads(unharmed, other, away=False)
+            assert MODEL not in cut_off.leaders
 
 
 async def reached(stage: Stage, term: int) -> bool:
