@@ -33,9 +33,7 @@ class PreferredExecutors:
             return executors[0] if executors else ""
         ring = self._rings.get(executors)
         if ring is None:
-            ring = self._rings[executors] = HashRing()
-            for executor in executors:
-                ring.add(executor)
+            ring = self._rings[executors] = HashRing(executors)
         return next(ring.walk(sequence))
 
 

@@ -6,8 +6,10 @@ comes or goes. The bound keeps the load even. Within an executor, `SlotTable.tak
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from scheduler.core.slots import SlotTable
-from shared.contract.hashing import HashRing, bounded_capacity
+from shared.contract.hashing import HashRing, bounded_capacity, ring_of
 from shared.contract.ids import ExecutorId, SequenceId
 
 
@@ -20,17 +22,19 @@ class Ring:
 
     def __init__(self, load_factor: float, virtual_nodes: int) -> None:
         self._load_factor = load_factor
-        self._ring = HashRing(virtual_nodes)
+        self._virtual_nodes = virtual_nodes
+        self._ring: HashRing | None = None
         self.tables: dict[ExecutorId, SlotTable] = {}
 
     def put(self, table: SlotTable) -> None:
         """Adds an executor with its slots, or replaces its slots."""
+        if table.executor not in self.tables:
+            self._ring = None
         self.tables[table.executor] = table
-        self._ring.add(table.executor)
 
     def drop(self, executor: ExecutorId) -> None:
         del self.tables[executor]
-        self._ring.remove(executor)
+        self._ring = None
 
     def loads(self) -> dict[ExecutorId, int]:
         """The number of sequences per executor, without the executors that are closing this version."""
@@ -46,7 +50,7 @@ class Ring:
 
     def prefers(self, sequence: SequenceId) -> ExecutorId:
         """The first executor in the sequence's order."""
-        return ExecutorId(next(self._ring.walk(sequence)))
+        return ExecutorId(next(self._order(sequence)))
 
     def choose(self, sequence: SequenceId, *, avoid: ExecutorId | None = None) -> SlotTable:
         """The executor for a sequence: the first in the sequence's order with a free slot and less than its share.
@@ -58,7 +62,7 @@ class Ring:
         """
         share = self.share(sum(self.loads().values()) + 1)
         fallbacks: list[SlotTable] = []
-        for node in self._ring.walk(sequence):
+        for node in self._order(sequence):
             table = self.tables[ExecutorId(node)]
             if table.full:
                 continue
@@ -66,3 +70,9 @@ class Ring:
                 return table
             fallbacks.append(table)
         return min(fallbacks, key=lambda table: table.executor == avoid)
+
+    def _order(self, sequence: SequenceId) -> Iterator[str]:
+        # Made when it is asked for, so once for all executors that a leader finds at its start.
+        if self._ring is None:
+            self._ring = ring_of(frozenset(self.tables), self._virtual_nodes)
+        return self._ring.walk(sequence)
