@@ -324,7 +324,9 @@ def _may_part(node: Any) -> bool:
     """Whether torch can put the elements of a node's tuples into their place. It says so where it cannot."""
     parts = ("prim::TupleConstruct", "prim::TupleUnpack", "prim::TupleIndex", "prim::If", "prim::Loop")
     values = (*node.inputs(), *node.outputs())
-    return node.kind() in parts or all(value.type().kind() != "TupleType" for value in values)
+    return node.kind() in parts or not any(
+        value.type().kind() == "TupleType" and _has_tensors(value.type()) for value in values
+    )
 
 
 def _nodes(graph: Any) -> Iterator[Any]:

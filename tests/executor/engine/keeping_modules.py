@@ -196,6 +196,28 @@ class Tied(nn.Module):
         return self.part + self.apart
 
 
+class LayersInPlace(nn.Module):
+    """A real LSTM of two layers, whose states are written in place. Its own checks put sizes into tuples."""
+
+    hidden: Tensor
+    cell: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        chance = torch.Generator().manual_seed(2)
+        self.layers = nn.LSTM(3, 4, 2, batch_first=True)
+        for weight in self.layers.parameters():
+            weight.data = torch.randn(weight.shape, generator=chance)
+        self.register_buffer("hidden", torch.zeros(2, 1, 4))
+        self.register_buffer("cell", torch.zeros(2, 1, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, (hidden, cell) = self.layers(x.unsqueeze(1), (self.hidden, self.cell))
+        self.hidden.copy_(hidden)
+        self.cell.copy_(cell)
+        return y.squeeze(1)
+
+
 class TwoNames(nn.Module):
     """One buffer under two names."""
 

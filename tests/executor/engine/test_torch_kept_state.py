@@ -431,6 +431,19 @@ def test_states_that_are_written_in_place_and_returned_together_are_kept(worksho
                 np.testing.assert_allclose(expected.detach().numpy(), array(answers[row], name), rtol=1e-5)
 
 
+def test_the_states_of_a_whole_layer_that_are_written_in_place_are_kept(workshop: Workshop) -> None:
+    engine, _ = kept(workshop, keeping_modules.LayersInPlace(), [X3], [Y4])
+
+    found = [
+        results(engine, [step(mine, 0, start=number == 0), step(given, 1, start=number == 0)])
+        for number, (mine, given) in enumerate(zip(STEPS, OTHERS, strict=True))
+    ]
+
+    for row, steps in enumerate([STEPS, OTHERS]):
+        expected = alone(keeping_modules.LayersInPlace(), steps)
+        np.testing.assert_allclose(expected, [array(answers[row], "y") for answers in found], rtol=1e-5)
+
+
 @pytest.mark.parametrize("exported", [False, True])
 def test_a_parameter_that_forward_changes_is_kept(workshop: Workshop, *, exported: bool) -> None:
     if exported:
