@@ -59,7 +59,7 @@ async def test_a_mixture_is_logged_when_it_comes_and_shown_to_operators(
 async def test_a_gateway_tells_where_it_takes_calls_at_once(
     redis: Any, keys: Keyspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would tell nothing else for ten minutes here."""
+    """It would tell nothing else for ten minutes here, and does not."""
     monkeypatch.setattr(company, "TELL_EVERY_S", 600.0)
     gateway = Company(redis, keys, "gateway", "gateway-1")
     telling = asyncio.create_task(gateway.run())
@@ -69,6 +69,11 @@ async def test_a_gateway_tells_where_it_takes_calls_at_once(
             async with asyncio.timeout(60):
                 while [address] != [line.grpc for line in await services(redis, keys)]:
                     await asyncio.sleep(0.02)
+        async with asyncio.timeout(60):
+            told = -1
+            while told != (told := (await services(redis, keys))[0].told_ms):
+                for _ in range(50):
+                    await redis.ping()
     finally:
         telling.cancel()
         await asyncio.gather(telling, return_exceptions=True)
