@@ -158,6 +158,11 @@ class Catalog:
             return set()
         return {place for place, since in self._unserved_since.items() if self._refreshed_at - since >= seconds}
 
+    @property
+    def unserved(self) -> frozenset[str]:
+        """Models that have lost their last executor within `UNSERVED_S`. One that was unloaded is listed still."""
+        return frozenset({model for model, _ in self._unserved_since} - {line.model for line in self.view.repository})
+
     def live_members(self) -> list[Member]:
         """Executors whose lease holds."""
         return [member for member in self.view.members if member.alive]
@@ -175,8 +180,8 @@ class Catalog:
             if version in listed or (record is not None and version in record.versions):
                 return NotReadyError(f"{about} version {version} is not at ready state")
             return RequestError(f"{about} version {version} is not found", Code.NOT_FOUND)
-        if record is not None and (self.view.ready.get(model) or not self.live_members()):
-            # The executors that have it loaded are being drained, or no executor lives.
+        if record is not None and (self.view.ready.get(model) or not self.live_members() or model in self.unserved):
+            # The executors that have it loaded are being drained or have gone, or no executor lives.
             return UnavailableError(f"no executor serves model '{model}' at the moment: try again later")
         return RequestError(f"{about} has no available versions", Code.NOT_FOUND)
 

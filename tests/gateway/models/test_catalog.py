@@ -213,6 +213,21 @@ async def test_requests_still_enter_for_a_while_after_the_last_executor_died_but
     )
 
 
+async def test_a_model_whose_executors_are_gone_is_asked_for_again_later_though_others_serve_other_models():
+    mesh, others = Mesh(), member(models=(), repository=())
+    await mesh.at(100, member("1"), others)
+    catalog = await mesh.at(101 + ABSENCE_GRACE_S, others)
+
+    assert {"m"} == catalog.unserved
+    assert error_of(catalog, "m") == (
+        Code.UNAVAILABLE,
+        "no executor serves model 'm' at the moment: try again later",
+    )
+    await mesh.at(200 + UNSERVED_S, others)
+    catalog = await mesh.at(201 + UNSERVED_S, others)
+    assert error_of(catalog, "m") == (Code.NOT_FOUND, "Request for unknown model: 'm' has no available versions")
+
+
 async def test_executors_that_died_while_redis_did_not_answer_have_the_whole_grace():
     """They register anew, one before the other."""
     mesh = Mesh()
@@ -226,7 +241,7 @@ async def test_executors_that_died_while_redis_did_not_answer_have_the_whole_gra
     assert catalog.find("m", "")[1] == "1"
 
     catalog = await mesh.at(back + ABSENCE_GRACE_S, member("1", alive=False), others)
-    assert error_of(catalog, "m")[0] is Code.NOT_FOUND
+    assert error_of(catalog, "m")[0] is Code.UNAVAILABLE
 
 
 async def test_a_model_that_only_drained_executors_have_loaded_is_asked_for_again_later():
@@ -246,6 +261,7 @@ async def test_an_unloaded_model_has_no_grace():
     await mesh.at(100, member("1"))
     catalog = await mesh.at(101, member(repository=(RepositoryEntry("m", "1", "UNAVAILABLE", "unloaded"),)))
 
+    assert set() == catalog.unserved
     assert error_of(catalog, "m")[0] is Code.NOT_FOUND
 
 
