@@ -310,7 +310,7 @@ def of_leaders(led: Mapping[str, bool]) -> Iterator[Diagnosis]:
 
 
 def of_models(members: Sequence[Member], lines: Mapping[str, WaitingLine]) -> Iterator[Diagnosis]:
-    """Models that cannot be loaded, call themselves not ready, or have sequences that wait for a slot.
+    """Models that cannot be loaded, call themselves not ready, or have sequences that wait for a slot or an executor.
 
     lines  of the models that are led: without a leader no executor helps who waits
     """
@@ -332,6 +332,9 @@ def of_models(members: Sequence[Member], lines: Mapping[str, WaitingLine]) -> It
             yield warn(f"model {model}", f"{counted(waiting, 'sequence')} without a slot", "run more executors")
         else:
             yield ok(f"model {model}", f"served by {', '.join(sorted(names[one] for one in executors))}")
+    for model, line in sorted(lines.items()):
+        if usable and model not in served and (line.first or line.steps.total()):
+            yield fail(f"model {model}", "no executor serves it, and sequences wait", "run one with this model again")
     if not usable:  # one that is drained is no member any more
         remedy = "seqmesh drain NAME --undo for one that is drained; else look into their logs, or run another one"
         yield fail("models", "no executor takes work, so none is served", remedy)

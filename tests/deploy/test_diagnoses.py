@@ -216,6 +216,8 @@ def test_models_that_are_not_loaded_say_why() -> None:
         (Severity.OK, "model a", ""),
         (Severity.WARN, "model b", "run more executors"),
     ] == [(one.severity, one.subject, one.remedy) for one in found]
+    (unserved,) = [one for one in of_models(members, {"gone": WaitingLine(first=1)}) if one.subject == "model gone"]
+    assert (Severity.FAIL, "no executor serves it, and sequences wait") == (unserved.severity, unserved.text)
     lost = [member("executor-1", models=("a",), alive=False)]
     for drained_or_lost in ([], lost):
         assert ["no executor takes work, so none is served"] == [one.text for one in of_models(drained_or_lost, {})]
