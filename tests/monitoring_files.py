@@ -18,6 +18,7 @@ SUFFIXES = ("_bucket", "_sum", "_count")
 SELDOM = {
     "nv_gpu_utilization": "executors with GPUs",
     "nv_gpu_memory_used_bytes": "executors with GPUs",
+    "seqmesh_model_unserved": "a model has lost its last executor",
     "seqmesh_unreadable_values_total": "a value could not be read",
 }
 """Metrics that a healthy mesh on a machine without GPUs does not show."""

@@ -243,7 +243,14 @@ def tenant_families(sequences: Mapping[str, int], of_mesh: Counts) -> list[Famil
 
 def executor_families(observed: Observed) -> list[Family]:
     samples = [Sample("", {"state": state}, observed.executors.get(state, 0)) for state in EXECUTOR_STATES]
-    return [number_family("seqmesh_executors", "Executors by state", samples)]
+    return [
+        number_family("seqmesh_executors", "Executors by state", samples),
+        number_family(
+            "seqmesh_model_unserved",
+            "1 for a model that has lost its last executor within the last ten minutes, and was not unloaded",
+            [Sample("", {"model": model}, 1) for model in sorted(observed.unserved)],
+        ),
+    ]
 
 
 REDIS: Sequence[tuple[str, str, Callable[[RedisFigures], float | None]]] = (

@@ -69,6 +69,7 @@ class Observed:
     led: frozenset[str] = frozenset()
     redis: Mapping[str, RedisFigures] = field(default_factory=dict[str, RedisFigures])
     tenants: Mapping[str, int] = field(default_factory=dict[str, int])
+    unserved: frozenset[str] = frozenset()
 
 
 class Observation:
@@ -109,6 +110,7 @@ class Observation:
                 led=await self._led(sequence_models),
                 redis=await self.redis_figures(),
                 tenants=await self._tenants.sequences(),
+                unserved=self._catalog.unserved,
             )
 
     async def redis_figures(self, within_s: float | None = None) -> Mapping[str, RedisFigures]:

@@ -64,7 +64,7 @@ def families(
         "m", "python", "", 8, (), (), sequence_batching=batching, parameters=more, response_cache=cache
     )
     statistics = [statistics_of("m", "1", failure(FailureReason.OTHER, total_ns=1))]
-    seen = Observed([REPORT], {}, occupancies={"m": Occupancy(slots={"e": Slots()})})
+    seen = Observed([REPORT], {}, occupancies={"m": Occupancy(slots={"e": Slots()})}, unserved=frozenset("m"))
     models = shown(statistics, {"m": ModelRecord(config, "{}", ("1",))}, seen)
     return [
         *inference_families(models, metrics or MetricsConfig()),

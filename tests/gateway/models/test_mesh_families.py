@@ -140,8 +140,9 @@ def test_what_was_lost_with_a_version_is_told_when_that_is_gone() -> None:
 
 
 def test_executors_are_shown_in_every_state() -> None:
-    families = executor_families(Observed([], {}, executors={"serving": 2, "lost": 1}))
+    families = executor_families(Observed([], {}, executors={"serving": 2, "lost": 1}, unserved=frozenset("m")))
 
+    assert {"": 1} == values(families, "seqmesh_model_unserved", model="m")
     assert {"serving": 2, "leaving": 0, "lost": 1, "drained": 0} == values(families, "seqmesh_executors")
 
 
