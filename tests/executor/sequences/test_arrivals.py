@@ -60,7 +60,7 @@ async def test_checkpoints_of_other_nodes_are_fetched_at_once_and_those_of_one_t
         keys = await join_mesh(redis, "m")
         names = [sequence_id("sum", "", number) for number in range(1, 30)]
         for name in names:
-            for field, value in {"st": "l", "ep": "1", "du": "1"}.items():
+            for field, value in {"st": "l", "ep": "1", "du": "1", "ck": "0"}.items():
                 await redis.hset(keys.sequence(name).record, field, value)
     tags = {name: tag_of(keys.sequence(name).record) for name in names}
     node = next(
