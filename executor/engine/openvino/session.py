@@ -31,6 +31,12 @@ WIRE_TYPE = {f"{dtype.kind}{8 * dtype.itemsize}": name for name, dtype in NUMPY_
 }
 """By OpenVINO's names: u8 is UINT8, f32 is FP32."""
 INT32_END = 1 << 31
+_MOVES_TEXTS = frozenset(
+    ("Concat", "Gather", "Reshape", "Result", "ShapeOf", "Squeeze", "StringTensorUnpack", "Transpose", "Unsqueeze")
+)
+"""Operations of OpenVINO's own that take strings as what they are. By others, a slice or an identity say, the bytes of
+a string's object are copied: two then own one text, which is freed twice.
+"""
 _NUMBER = "a non-negative number"
 _PROPERTIES: Mapping[str, tuple[str, Callable[[str], bool]]] = {
     "INFERENCE_NUM_THREADS": (_NUMBER, str.isdecimal),
@@ -89,26 +95,42 @@ def signature_of(model: Any, config: Mapping[str, Any]) -> SessionSignature:
 
 def compiled(model: Any, call: SessionCall, options: Mapping[str, str], name: str) -> Run:
     """The call of a model on the CPU. Raises LoadError if OpenVINO cannot compile the model."""
+    _refuse_copied_texts(model, name)
     try:
         request = ov.Core().compile_model(model, "CPU", dict(options)).create_infer_request()
     except RuntimeError as error:
         raise LoadError(f"unable to load model '{name}': openvino error: {error}") from error
-    tensors = (*call.signature.inputs.values(), *(call.signature.outputs[name] for name in call.outputs))
-    if halved := [tensor.name for tensor in tensors if tensor.datatype == "FP64"]:
-        log.warning("model '%s': OpenVINO computes FP64 in 32 bits: %s", name, ", ".join(halved))
+    outputs = [call.signature.outputs[name] for name in call.outputs]
+    # An integer that goes in is looked at (`_own`); a sum of integers is not.
+    halved = [tensor.name for tensor in call.signature.inputs.values() if tensor.datatype == "FP64"]
+    if halved := halved + [tensor.name for tensor in outputs if tensor.datatype in ("FP64", "INT64", "UINT64")]:
+        log.warning("model '%s': OpenVINO computes 64 bits in 32: %s", name, ", ".join(halved))
     datatypes = {name: tensor.datatype for name, tensor in call.signature.inputs.items()}
     # By their places: two outputs that are one value, a cell's output and its state say, have one name when compiled.
     places = {_name(port, set(call.signature.outputs)): place for place, port in enumerate(model.outputs)}
-    outputs = [(places[name], call.signature.outputs[name].datatype) for name in call.outputs]
+    taken = [(places[tensor.name], tensor.datatype) for tensor in outputs]
 
     def run(arrays: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
         given = {name: _own(array, datatypes[name]) for name, array in arrays.items()}
         # `infer` would make arrays of the outputs, also of strings.
         request.start_async(given, share_inputs=True)
         request.wait()
-        return [_taken(request.get_output_tensor(place), datatype) for place, datatype in outputs]
+        return [_taken(request.get_output_tensor(place), datatype) for place, datatype in taken]
 
     return run
+
+
+def _refuse_copied_texts(model: Any, name: str) -> None:
+    """Raises LoadError for an operation that would damage the executor's memory by strings."""
+    for node in model.get_ordered_ops():
+        kind = node.get_type_info()
+        takes_texts = any(given.get_element_type() == ov.Type.string for given in node.input_values())
+        # What an extension brings is its own.
+        if takes_texts and kind.name not in _MOVES_TEXTS and str(kind.version_id).startswith("opset"):
+            raise LoadError(
+                f"unable to load model '{name}': OpenVINO cannot take strings through the operation {kind.name} "
+                f"('{node.get_friendly_name()}')"
+            )
 
 
 def _own(array: NDArray[Any], datatype: str) -> Any:

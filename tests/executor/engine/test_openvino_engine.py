@@ -15,7 +15,7 @@ from executor.engine.base import Engine, Row, RowError
 from executor.engine.openvino.loading import completed
 from executor.engine.openvino.session import options_of
 from shared.contract.errors import LoadError
-from shared.contract.model_config import TensorSpec
+from shared.contract.model_config import StateSpec, TensorSpec
 from tests.executor.engine import onnx_models, openvino_models
 from tests.executor.engine.leaky_sum import leaky_config, leaky_row
 from tests.executor.engine.model_workshop import (
@@ -168,6 +168,29 @@ def test_a_text_that_openvino_would_shorten_fails_its_row(workshop: Workshop) ->
     assert "ends in a NUL character" in error(engine, Row({"x": wire("x", [["a\0"]], "O", "BYTES")})).message
 
 
+def test_an_operation_that_copies_strings_byte_by_byte_is_refused(workshop: Workshop) -> None:
+    """Two strings would own one text, and the executor would end when both are freed, or hold other texts before."""
+    x = value("x", openvino_models.ov.Type.string, [-1, 3])
+    first, last, one = (np.array([place], np.int64) for place in (0, 2, 1))
+    y = op.concat([op.slice(op.concat([x, x], 1), first, last, one, one), x], 1)
+    openvino_models.save(workshop.version_dir("cut") / "model.xml", [x], {"y": y})
+    spec = [TensorSpec("x", "BYTES", (3,))], [TensorSpec("y", "BYTES", (5,))]
+
+    with pytest.raises(LoadError, match="OpenVINO cannot take strings through the operation Slice"):
+        workshop.load(plain_config("cut", "openvino", inputs=spec[0], outputs=spec[1]))
+
+
+def test_sums_of_64_bits_are_told_of_at_load(workshop: Workshop, caplog: pytest.LogCaptureFixture) -> None:
+    """OpenVINO wraps them around at 32 bits, which nobody can see in the result."""
+    x, s = (value(name, np.int64, [-1, 1]) for name in ("x", "s"))
+    openvino_models.save(workshop.version_dir("sum") / "model.xml", [x, s], {"s_next": op.add(x, s)})
+    states = [StateSpec("s", "s_next", "INT64", (1,))]
+    spec = [TensorSpec("x", "INT64", (1,))], [TensorSpec("s_next", "INT64", (1,))]
+    workshop.load(sequence_config("sum", "openvino", inputs=spec[0], outputs=spec[1], states=states))
+
+    assert "model 'sum': OpenVINO computes 64 bits in 32: s_next" in caplog.text
+
+
 def test_strings_of_unequal_length_take_no_more_memory_than_they_are_long(workshop: Workshop) -> None:
     openvino_models.identity(workshop.version_dir("echo") / "model.xml", openvino_models.ov.Type.string, [-1, -1])
     spec = [TensorSpec("x", "BYTES", (-1,))], [TensorSpec("y", "BYTES", (-1,))]
@@ -190,7 +213,7 @@ def test_less_precision_than_declared_is_told(workshop: Workshop, caplog: pytest
     with caplog.at_level(logging.WARNING):
         workshop.load(plain_config("echo", "openvino", inputs=spec[0], outputs=spec[1]))
 
-    assert "model 'echo': OpenVINO computes FP64 in 32 bits: x, y" in caplog.text
+    assert "model 'echo': OpenVINO computes 64 bits in 32: x, y" in caplog.text
 
 
 def test_other_formats_are_read_under_their_names(workshop: Workshop) -> None:
