@@ -31,9 +31,10 @@ from executor.engine.python.slot_states import States
 
 
 class OpenPass(RowPass):
-    """A request in one pass over it. states: the implicit state so far"""
+    """A request in one pass over it. states: the implicit state so far; began: as the pass began"""
 
     answers: Answers
+    began: States | None
 
 
 class DecoupledEngine(PythonEngine):
@@ -59,7 +60,8 @@ class DecoupledEngine(PythonEngine):
         for position, index, count in members:
             row = rows[index]
             answers = row.answers or DiscardedAnswers()
-            one = OpenPass(row, count, want_state[index], columns, position, states[position], answers)
+            before = states[position]
+            one = OpenPass(row, count, want_state[index], columns, position, before, answers, before)
             if answers.before is None:
                 answers.before = one.states
             requests[position].sender = self._sender(one)
@@ -146,7 +148,8 @@ class DecoupledEngine(PythonEngine):
         stays = partial(self._states.put, slot, cast("States", one.answers.before))
         if isinstance(result, RowError):
             return MadeAnswer(result, stays)
-        states = self._last_states(one)
+        states = self._states_left(one)
+        assert states is not None, "there were some before"
         if isinstance(states, RowError):
             return MadeAnswer(states, stays)
         if one.wanted:
@@ -162,15 +165,13 @@ class DecoupledEngine(PythonEngine):
         result, one.states = read
         return result
 
-    def _last_states(self, one: OpenPass) -> States | RowError:
-        """The states after the last answer, with what the model wrote in place."""
-        assert one.states is not None
-        if not self._shares_buffers:
-            return one.states
-        before = cast("States", one.answers.before)
-        given = {name: state for name, state in one.states.items() if state is not before[name]}
-        written = self._written(one.states, one.columns, one.position)
-        return written if isinstance(written, RowError) else {**written, **given}
+    def _states_left(self, one: RowPass) -> States | RowError | None:
+        """The states after the pass: what the answers had, and else what the model wrote in place."""
+        assert isinstance(one, OpenPass), "made here"
+        written = super()._states_left(one)
+        if isinstance(written, RowError) or written is None or one.began is None or one.states is None:
+            return written
+        return {**written, **{name: state for name, state in one.states.items() if state is not one.began[name]}}
 
 
 def in_this_process(request: LoadRequest) -> PythonEngine:

@@ -465,18 +465,19 @@ class PythonEngine:
                 "Expected a None object in the execute function return list for reschduled request, found type "
                 f"'{type(response)}'."
             )
-        if one.row.slot is not None and one.states is not None:
+        states = self._states_left(one)
+        if isinstance(states, RowError):
+            return states
+        if one.row.slot is not None and states is not None:
             # The next pass has no START flag, so the state that START began with is put into the slot.
-            self._states.put(one.row.slot, one.states)
+            self._states.put(one.row.slot, states)
         return RowResult((), again=True)
 
     def _made_of(self, one: RowPass, response: interface.InferenceResponse) -> MadeAnswer:
         """The answer of a request that has one. May be called from any thread."""
-        before = one.states
-        if before is not None and self._shares_buffers:
-            before = self._written(before, one.columns, one.position)
-            if isinstance(before, RowError):
-                return MadeAnswer(before)
+        before = self._states_left(one)
+        if isinstance(before, RowError):
+            return MadeAnswer(before)
         read = self._reader.read(one.row, one.count, response, before)
         if isinstance(read, RowError):
             return MadeAnswer(read)
@@ -511,6 +512,12 @@ class PythonEngine:
     def _made_late(self, one: RowPass, given: interface.InferenceResponse | RowError) -> MadeAnswer:
         made = MadeAnswer(given) if isinstance(given, RowError) else self._made_of(one, given)
         return MadeAnswer(self._with_state(one.row, made.result, wanted=one.wanted), made.keep_state)
+
+    def _states_left(self, one: RowPass) -> States | RowError | None:
+        """The states as the model left them in place; returned ones take their places."""
+        if one.states is None or not self._shares_buffers:
+            return one.states
+        return self._written(one.states, one.columns, one.position)
 
     def _written(self, before: States, columns: Columns, position: int) -> States | RowError:
         """The states, with what the model wrote into the ones whose input and output are one buffer."""

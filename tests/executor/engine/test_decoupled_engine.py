@@ -81,13 +81,13 @@ class Recorded:
         return [one.message if isinstance(one, RowError) else array(one, "OUTPUT").item() for one in self.sent]
 
 
-def config(*, states: bool = False, iterative: bool = False) -> ModelConfig:
+def config(*, states: bool = False, iterative: bool = False, same_buffer: bool = False) -> ModelConfig:
     made = sequence_config(
         "many",
         "python",
         inputs=[TensorSpec("INPUT", "INT32", (1,))],
         outputs=[TensorSpec("OUTPUT", "INT32", (1,))],
-        states=[StateSpec("SUM_IN", "SUM_OUT", "INT32", (1,), (1,), "")] if states else (),
+        states=[StateSpec("SUM_IN", "SUM_OUT", "INT32", (1,), (1,), "", same_buffer)] if states else (),
     )
     assert made.sequence_batching is not None
     batching = msgspec.structs.replace(made.sequence_batching, iterative=iterative)
@@ -349,6 +349,29 @@ else:
     assert [True, True] == [one.again for one in again]
     assert [1, 2, 3] == answers.values
     assert [3] == states_of(answers.last)
+
+
+def test_what_passes_write_in_place_holds_beside_what_answers_have_returned(workshop: Workshop) -> None:
+    body = """
+state = pb_utils.get_input_tensor_by_name(request, "SUM_IN").as_numpy()
+if total == 0:
+    tensors = [pb_utils.Tensor(name, np.array([[5]], np.int32)) for name in ("OUTPUT", "SUM_OUT")]
+    sender.send(pb_utils.InferenceResponse(tensors))
+else:
+    state += 1
+if state.item() == value:
+    sender.send(flags=FINAL)
+else:
+    request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+"""
+    engine = load(workshop, body, config(states=True, iterative=True, same_buffer=True))
+    answers = Recorded()
+
+    again = [run(engine, 7, answers, start=first) for first in (True, False)]
+    finish(engine, 7, answers, start=False)
+
+    assert [True, True] == [one.again for one in again]
+    assert [7] == states_of(answers.last)
 
 
 @pytest.mark.parametrize("raised", ["ValueError('odd')", "__import__('asyncio').CancelledError('odd')"])

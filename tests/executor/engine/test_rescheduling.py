@@ -80,6 +80,35 @@ def test_what_a_start_begins_with_is_there_in_its_later_passes(workshop: Worksho
     assert 2 == array(answer, "OUTPUT").item()
 
 
+IN_PLACE = """
+    class TritonPythonModel:
+        def execute(self, requests):
+            return [self.answer(request) for request in requests]
+
+        def answer(self, request):
+            wanted, sum = (
+                pb_utils.get_input_tensor_by_name(request, name).as_numpy() for name in ("INPUT", "SUM")
+            )
+            sum += 1
+            if sum.item() < wanted.item():
+                request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+                return None
+            return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", sum)])
+"""
+
+
+def test_what_a_model_writes_into_its_state_in_place_is_there_in_the_next_pass(workshop_of_both: Workshop) -> None:
+    workshop_of_both.python("countdown", IN_PLACE)
+    state = StateSpec("SUM", "SUM_NEXT", "INT32", (1,), same_buffer=True)
+    engine = workshop_of_both.load(config(states=(state,)))
+
+    passes = [engine.run([row(3, start=first, correlation_id=1)], [True]).rows[0] for first in (True, False, False)]
+
+    assert [True, True, False] == [isinstance(one, RowResult) and one.again for one in passes]
+    assert isinstance(passes[-1], RowResult)
+    assert 3 == array(passes[-1], "OUTPUT").item()
+
+
 def test_a_model_that_is_not_iterative_cannot_reschedule(workshop: Workshop) -> None:
     workshop.python("countdown", COUNTDOWN)
     engine = workshop.load(config(iterative=False))
