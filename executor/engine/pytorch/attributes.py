@@ -17,10 +17,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 import torch
+from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses.fake_tensor import FakeTensor
 
 SCALARS: Mapping[str, str] = {"IntType": "INT64", "FloatType": "FP64", "BoolType": "BOOL"}
 """Plain numbers that can be kept as tensors of one element."""
@@ -163,19 +166,57 @@ def program_changes(program: torch.export.ExportedProgram, module: torch.nn.Modu
             # Torch warns of its own code.
             warnings.simplefilter("ignore", FutureWarning)
             signature: Any = program.run_decompositions({}).graph_signature
+            untold = _untold_writes(program)
     except Exception as error:  # noqa: BLE001 - torch raises whatever it comes to, in passes of its own
         reason = f"what forward changes in the module cannot be told (buffers may share memory): {error}"
         return Changes(problems=(reason,))
     # Older torch exports no program that changes a parameter.
-    parameters = [*getattr(signature, "parameters_to_mutate", {}).values()]
+    parameters = dict.fromkeys([*getattr(signature, "parameters_to_mutate", {}).values(), *untold["parameters"]])
     for path in parameters:
         parent, _, name = path.rpartition(".")
         owner = module.get_submodule(parent)
         value = getattr(owner, name).detach()
         delattr(owner, name)
         owner.register_buffer(name, value)
-    paths = dict.fromkeys([*signature.buffers_to_mutate.values(), *parameters])
-    return Changes(tuple(_buffer(module, path) for path in paths))
+    paths = dict.fromkeys([*signature.buffers_to_mutate.values(), *untold["buffers"], *parameters])
+    problems = (f"forward writes to '{path}' of the module in place, a constant" for path in untold["constants"])
+    return Changes(tuple(_buffer(module, path) for path in paths), tuple(problems))
+
+
+def _untold_writes(program: torch.export.ExportedProgram) -> Mapping[str, list[str]]:
+    """What the program's own code writes to: paths of parameters, buffers and constants.
+
+    Torch does not see a write through an operator that returns its argument (`dropout` in evaluation mode, `type_as`),
+    nor running statistics that `instance_norm` moves. So the code is run with tensors that have no memory, and each
+    tells whether it was written to.
+    """
+    try:
+        written = _written(program, nullcontext())
+    except RuntimeError:
+        # A recurrent layer of a variable size has only Python's way, in which `dropout` makes a new tensor.
+        written = _written(program, enable_python_dispatcher())
+    given: Any = program.graph_signature
+    kinds = {
+        "parameters": given.inputs_to_parameters,
+        "buffers": given.inputs_to_buffers,
+        "constants": given.inputs_to_lifted_tensor_constants,
+    }
+    return {kind: [path for name, path in names.items() if name in written] for kind, names in kinds.items()}
+
+
+def _written(program: torch.export.ExportedProgram, dispatcher: AbstractContextManager[Any]) -> set[str]:
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
+    tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
+    mode: Any = next((value.fake_mode for value in tensors.values() if isinstance(value, FakeTensor)), None)
+    if mode is None:
+        return set()
+    # Sizes that depend on numbers are nobody's here.
+    sizes = mode.shape_env.ignore_fresh_unbacked_symbols() if mode.shape_env else nullcontext()
+    with mode, sizes, dispatcher, torch.no_grad():
+        made = {name: tensor.clone() for name, tensor in tensors.items()}
+        before = {name: tensor._version for name, tensor in made.items()}  # noqa: SLF001 - has no public name
+        torch.fx.Interpreter(program.graph_module).run(*(values | made).values(), enable_io_processing=False)
+    return {name for name, version in before.items() if made[name]._version != version}  # noqa: SLF001
 
 
 def _buffer(module: torch.nn.Module, path: str) -> Attribute:
@@ -281,10 +322,12 @@ class _Reading:
             return
         schema = _schema(node)
         pairs = [] if schema is None else list(zip(schema.arguments, inputs, strict=False))
+        keeps_statistics = _keeps_statistics(node)
         for argument, value in pairs:
-            if argument.alias_info is not None and argument.alias_info.is_write and _writes_memory(kind, value):
+            is_told = argument.alias_info is not None and argument.alias_info.is_write
+            if (is_told and _writes_memory(kind, value)) or (keeps_statistics and argument.name in _STATISTICS):
                 self._written.append((value.debugName(), kind.removeprefix("aten::")))
-        if schema is None or _collects(node):
+        if schema is None or _hands_on(node):
             self._share_all([*inputs, *outputs])
             return
         shared = [value for argument, value in pairs if argument.alias_info is not None]
@@ -298,7 +341,7 @@ class _Reading:
         if use.user.kind() == "prim::Return":
             return whole.debugName() in self._returned
         schema = _schema(use.user)
-        arguments = () if schema is None or _collects(use.user) else schema.arguments[use.offset : use.offset + 1]
+        arguments = () if schema is None or _hands_on(use.user) else schema.arguments[use.offset : use.offset + 1]
         return any(argument.alias_info is None for argument in arguments)
 
     # --- memory that may be shared
@@ -321,7 +364,11 @@ _SCRIPT_MODULE = cast("Any", torch)._C.ScriptModule  # noqa: SLF001
 
 
 def _may_part(node: Any) -> bool:
-    """Whether torch can put the elements of a node's tuples into their place. It says so where it cannot."""
+    """Whether torch can put the elements of a node's tuples into their place. It says so where it cannot. It also drops
+    code without results, as far as it knows: not a write of which it does not know.
+    """
+    if node.kind().removeprefix("aten::") in _HANDS_ON or _keeps_statistics(node):
+        return False
     parts = ("prim::TupleConstruct", "prim::TupleUnpack", "prim::TupleIndex", "prim::If", "prim::Loop")
     values = (*node.inputs(), *node.outputs())
     return node.kind() in parts or not any(
@@ -367,9 +414,37 @@ def _schema(node: Any) -> Any:
     return cast("Any", torch)._C.parse_schema(text) if is_told else None  # noqa: SLF001
 
 
-def _collects(node: Any) -> bool:
-    """Whether an operator returns a container of tensors. Its schema does not tell that they may be its arguments'."""
-    return any(_has_tensors(value.type()) and not _is_tensor(value) for value in node.outputs())
+def _hands_on(node: Any) -> bool:
+    """Whether an operator may hand its arguments on, of which its schema does not tell: those that return a container
+    of tensors, or take a tensor out of one, and a few more.
+    """
+    schema = _schema(node)
+    takes_out = schema is not None and any(
+        told.alias_info and "*" in told.alias_info.after_set for told in schema.returns
+    )
+    hands_on = takes_out or node.kind().removeprefix("aten::") in _HANDS_ON
+    return hands_on or any(_has_tensors(value.type()) and not _is_tensor(value) for value in node.outputs())
+
+
+_HANDS_ON = (
+    *("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout", "native_dropout"),
+    *("type_as", "atleast_1d", "atleast_2d", "atleast_3d", "sum_to_size", "to_dense", "lift", "conj_physical"),
+    *("einsum", "cartesian_prod", "chain_matmul", "wait"),
+)
+"""Operators that return their argument itself where nothing is to be done, though torch tells of no such thing."""
+
+_STATISTICS = ("running_mean", "running_var")
+
+
+def _keeps_statistics(node: Any) -> bool:
+    """Whether a normalisation moves its running statistics, of which its schema does not tell."""
+    schema = _schema(node)
+    pairs = () if schema is None else zip(schema.arguments, node.inputs(), strict=False)
+    return any(
+        argument.name in ("training", "train", "use_input_stats")
+        and not (value.node().kind() == "prim::Constant" and value.toIValue() is False)
+        for argument, value in pairs
+    )
 
 
 def _writes_memory(operator: str, value: Any) -> bool:

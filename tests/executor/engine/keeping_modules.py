@@ -478,3 +478,42 @@ class WrittenThroughAView(nn.Module):
             view = self.total.t().view(3, -1)
             view[0] = view[0] + x[:, 0]
         return self.total.sum(1, keepdim=True)
+
+
+class WrittenUnknownToTorch(nn.Module):
+    """Writes to its memory in ways of which torch's schemas do not tell; `x` [batch, 3]."""
+
+    total: Tensor
+    mean: Tensor
+    variance: Tensor
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+        self.register_buffer("total", torch.zeros(1, 3))
+        self.register_buffer("mean", torch.zeros(3))
+        self.register_buffer("variance", torch.ones(3))
+        self.drop = nn.Dropout(0.5)
+        self.totals = {"total": torch.zeros(1, 3)}
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.way == "batch_norm":
+            y = nn.functional.batch_norm(torch.cat([x, x + 1]), self.mean, self.variance, training=True)
+            return (y[:1] + self.mean).sum(1, keepdim=True)
+        if self.way == "instance_norm":
+            y = nn.functional.instance_norm(torch.stack([x, x + 1], 2), self.mean, self.variance)
+            return (y.sum(2) + self.mean).sum(1, keepdim=True)
+        if self.way == "dropout":
+            total = self.drop(self.total)
+        elif self.way == "type_as":
+            total = self.total.type_as(x)
+        elif self.way == "fork":
+            total = torch.jit.wait(torch.jit.fork(_same, self.total))
+        else:
+            total = self.totals["total"]
+        total += x
+        return total.sum(1, keepdim=True)
+
+
+def _same(total: Tensor) -> Tensor:
+    return total

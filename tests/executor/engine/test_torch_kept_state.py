@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Sequence
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, cast
@@ -461,6 +462,38 @@ def test_a_parameter_that_forward_changes_is_kept(workshop: Workshop, *, exporte
 
     assert [StateSpec("weight", "weight", "FP32", (1,))] == states
     assert [1, 10, 3, 30] == found
+
+
+@pytest.mark.parametrize(
+    ("way", "exported"),
+    [
+        *itertools.product(["batch_norm", "instance_norm", "dropout", "type_as"], [False, True]),
+        *itertools.product(["fork", "dictionary"], [False]),
+    ],
+)
+def test_a_write_that_torch_does_not_tell_is_kept_or_refused(workshop: Workshop, way: str, *, exported: bool) -> None:
+    module = keeping_modules.WrittenUnknownToTorch(way).eval()
+    if exported:
+        workshop.program("kept", module, (torch.zeros(1, 3),), dynamic=False)
+    else:
+        workshop.script("kept", module)
+
+    try:
+        states = completed_states(workshop, "kept", [X3], 1)
+    except ConfigError as refusal:
+        assert "forward writes to" in refusal.message  # noqa: PT017 - either is right
+        return
+    config = sequence_config("kept", "pytorch", inputs=[X3], outputs=[Y1], states=states, max_batch_size=1)
+    engine = workshop.load(config)
+    found = [
+        [array(results(engine, [step(values, slot, start=not number)])[0], "y") for slot, values in enumerate(pair)]
+        for number, pair in enumerate(zip(STEPS, OTHERS, strict=True))
+    ]
+
+    mine, given = zip(*found, strict=True)
+    fresh = partial(keeping_modules.WrittenUnknownToTorch, way)
+    np.testing.assert_allclose(alone(scripted(fresh().eval()), STEPS), mine, rtol=1e-5)
+    np.testing.assert_allclose(alone(scripted(fresh().eval()), OTHERS), given, rtol=1e-5)
 
 
 def test_a_program_whose_buffers_share_memory_is_refused_with_a_remedy(workshop: Workshop) -> None:
