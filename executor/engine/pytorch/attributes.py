@@ -77,10 +77,15 @@ class Attribute:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What forward changes. problems: changes that cannot be kept apart, each one a sentence that names it"""
+    """What forward changes.
+
+    problems  changes that cannot be kept apart, each one a sentence that names it
+    decides   it makes a number of a tensor, by which it chooses what to compute: one for all rows of a call
+    """
 
     attributes: tuple[Attribute, ...] = ()
     problems: tuple[str, ...] = ()
+    decides: bool = False
 
     @property
     def leaves(self) -> list[Leaf]:
@@ -100,6 +105,7 @@ class FileChanges:
     in_place                the paths of those whose memory it may write to
     problems, more_problems  before and behind those that the attributes themselves are
     forks                   parts of it may run on threads that torch has for them (`torch.jit.fork`)
+    decides                 as of `Changes`
     """
 
     kinds: Mapping[str, Any]
@@ -107,6 +113,7 @@ class FileChanges:
     problems: tuple[str, ...] = ()
     more_problems: tuple[str, ...] = ()
     forks: bool = False
+    decides: bool = False
 
     def of(self, module: torch.jit.ScriptModule) -> Changes:
         """The same of a module of that file."""
@@ -120,7 +127,7 @@ class FileChanges:
             else:
                 attributes.append(found)
         problems += self._ties(module)
-        return Changes(tuple(attributes), tuple(dict.fromkeys([*problems, *self.more_problems])))
+        return Changes(tuple(attributes), tuple(dict.fromkeys([*problems, *self.more_problems])), self.decides)
 
     def _ties(self, module: torch.jit.ScriptModule) -> Iterator[str]:
         """What is written in place and lies in another tensor's memory, too: a state of its own would not."""
@@ -180,7 +187,8 @@ def program_changes(program: torch.export.ExportedProgram, module: torch.nn.Modu
         owner.register_buffer(name, value)
     paths = dict.fromkeys([*signature.buffers_to_mutate.values(), *untold["buffers"], *parameters])
     problems = (f"forward writes to '{path}' of the module in place, a constant" for path in untold["constants"])
-    return Changes(tuple(_buffer(module, path) for path in paths), tuple(problems))
+    decides = any(str(node.target).split(".")[0] in _DECIDES for node in program.graph.nodes)
+    return Changes(tuple(_buffer(module, path) for path in paths), tuple(problems), decides)
 
 
 def _untold_writes(program: torch.export.ExportedProgram) -> Mapping[str, list[str]]:
@@ -250,7 +258,7 @@ class _Reading:
         self._written: list[tuple[str, str]] = []  # value that is written to, by which operator
         self._constants: list[str] = []
         self._unclear: list[str] = []
-        self._forks = False
+        self._forks = self._decides = False
         self._returned = {value.debugName() for value in graph.outputs()}
         self._objects[next(iter(graph.inputs())).debugName()] = ""
         for node in _nodes(graph):
@@ -265,7 +273,9 @@ class _Reading:
             if kind.kind() != "TensorType" or path in self._set or self._root(_place(path)) in written
         }
         in_place = tuple(path for path in kinds if self._root(_place(path)) in written)
-        return FileChanges(kinds, in_place, tuple(self._unclear), tuple(self._shared_writes(kinds)), self._forks)
+        return FileChanges(
+            kinds, in_place, tuple(self._unclear), tuple(self._shared_writes(kinds)), self._forks, self._decides
+        )
 
     def _shared_writes(self, changed: Iterable[str]) -> Iterator[str]:
         """changed: paths of attributes"""
@@ -320,6 +330,7 @@ class _Reading:
             return
         if kind.endswith("Construct") and all(self._only_reads(use, outputs[0]) for use in outputs[0].uses()):
             return
+        self._decides |= kind.rpartition("::")[2] in _DECIDES and any(map(_is_of_numbers, inputs))
         schema = _schema(node)
         pairs = [] if schema is None else list(zip(schema.arguments, inputs, strict=False))
         keeps_statistics = _keeps_statistics(node)
@@ -432,6 +443,30 @@ _HANDS_ON = (
     *("einsum", "cartesian_prod", "chain_matmul", "wait"),
 )
 """Operators that return their argument itself where nothing is to be done, though torch tells of no such thing."""
+
+_DECIDES = (
+    *("Bool", "Int", "Float", "IntImplicit", "FloatImplicit", "ScalarImplicit", "is_nonzero", "tolist"),
+    *("item", "equal", "allclose", "cond", "while_loop"),
+)
+"""Operators that make a number of a tensor, or choose what to compute by one."""
+
+
+def _is_of_numbers(value: Any) -> bool:
+    """Whether a tensor comes from others than constants and sizes, which a trace has as tensors, too."""
+    seen = set[str]()
+    left = [value] if _is_tensor(value) else []
+    while left:
+        value = left.pop()
+        node, name = value.node(), value.debugName()
+        if name in seen or node.kind() in ("prim::Constant", "prim::NumToTensor"):
+            continue
+        seen.add(name)
+        before = [each for each in node.inputs() if _has_tensors(each.type())]
+        if not before:
+            return True
+        left += before
+    return False
+
 
 _STATISTICS = ("running_mean", "running_var")
 

@@ -25,10 +25,12 @@ from shared.contract.tensors import NUMPY_TYPE, Tensor, element_count, to_numpy
 
 ROWS = 4
 STEPS = 3
-_RELATIVE, _ABSOLUTE = 1e-3, 1e-5
+_RELATIVE, _ABSOLUTE = 1e-3, 1e-4
 """How far equal numbers may lie apart: kernels round a batch otherwise than a row, by far less than rows differ."""
 _SIZE = 5
 """Of a variable dimension."""
+_LARGE = 16
+"""How much larger than ordinary numbers large ones are."""
 
 log = logging.getLogger(__name__)
 
@@ -98,19 +100,23 @@ _FLOATS = ("FP16", "FP32", "FP64")
 def _row(config: ModelConfig, slot: int, step: int) -> Row:
     """A step of a made-up sequence, other for each slot and step."""
     chance = np.random.default_rng((slot, step))
+    # Rows with large numbers show what is chosen by the largest or least one of a call.
+    sign = (1, -1, 0, 0)[slot] if step == STEPS - 1 else 0
     inputs: dict[str, Tensor] = {}
     for spec in config.inputs:
         dims = tuple(_SIZE if dim == -1 else dim for dim in spec.dims)
-        inputs[spec.name] = Tensor(spec.name, spec.datatype, (1, *dims), _content(spec.datatype, dims, chance))
+        inputs[spec.name] = Tensor(spec.name, spec.datatype, (1, *dims), _content(spec.datatype, dims, chance, sign))
     controls = ControlTensors(config).of_nobody(start=step == 0, end=False, number=slot + 1)
     return Row(inputs, controls, slot=slot, start=step == 0, correlation_id=slot + 1)
 
 
-def _content(datatype: str, dims: shapes.Shape, chance: np.random.Generator) -> bytes:
+def _content(datatype: str, dims: shapes.Shape, chance: np.random.Generator, sign: int) -> bytes:
+    """sign: of large numbers; 0 for ordinary ones"""
     if datatype in ("BYTES", "BF16"):
         return zeros(datatype, dims)
     kind = np.dtype(NUMPY_TYPE[datatype])
     if kind.kind == "f":
-        return chance.standard_normal(element_count(dims)).astype(kind).tobytes()
+        numbers = chance.standard_normal(element_count(dims))
+        return (numbers if not sign else sign * _LARGE * np.abs(numbers)).astype(kind).tobytes()
     # Small, because a number may be a word of a vocabulary.
     return chance.integers(0, 2, element_count(dims)).astype(kind).tobytes()

@@ -117,6 +117,10 @@ def _engine(
     if kept is not None:
         if kept.alone_because:
             engine.run_rows_alone(kept.alone_because)
+        elif changes.decides and config.max_batch_size > 1:
+            engine.run_rows_alone(
+                "the module chooses what to compute by a number of a tensor, one for all rows of a call"
+            )
         settle_batches(engine, kept, config, request.slots)
         _tell_kept(request, kept, engine)
     elif changes_itself:

@@ -496,6 +496,13 @@ def test_a_write_that_torch_does_not_tell_is_kept_or_refused(workshop: Workshop,
     np.testing.assert_allclose(alone(scripted(fresh().eval()), OTHERS), given, rtol=1e-5)
 
 
+@pytest.mark.parametrize(("way", "reason"), [("branch", "by a number of a tensor"), ("where", "change each other's")])
+def test_rows_that_mix_by_rare_numbers_alone_run_alone(workshop: Workshop, way: str, reason: str) -> None:
+    engine, _ = kept(workshop, keeping_modules.Forgets(way), [X3], [Y1])
+
+    assert reason in engine.alone_because
+
+
 def test_a_program_whose_buffers_share_memory_is_refused_with_a_remedy(workshop: Workshop) -> None:
     """Torch itself cannot tell what it changes."""
     workshop.program("kept", keeping_modules.TwoNames(), (torch.zeros(1, 1),), dynamic=False)
