@@ -155,6 +155,10 @@ def script_changes(module: torch.jit.ScriptModule) -> FileChanges:
     """
     inner = cast("Any", module)._c  # noqa: SLF001 - the passes that tell have no public names
     passes = cast("Any", torch)._C  # noqa: SLF001
+    if inner._get_forward_hooks() or inner._get_forward_pre_hooks():  # noqa: SLF001
+        # Those of submodules are part of the code of forward.
+        reason = "the module itself has hooks, which run beside forward (put it into a module that calls it)"
+        return FileChanges({}, problems=(f"what forward changes in the module cannot be told: {reason}",), forks=True)
     try:
         graph = passes._freeze_module(inner, [], True, False)._get_method("forward").graph  # noqa: FBT003, SLF001
         if all(map(_may_part, _nodes(graph))):

@@ -537,3 +537,22 @@ class Forgets(nn.Module):
         else:
             self.total = self.total + x
         return self.total.sum(1, keepdim=True)
+
+
+class Hooked(nn.Module):
+    """Its state is changed by a hook of its own, which TorchScript keeps."""
+
+    total: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(1, 3))
+        self.register_forward_hook(adds_up)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sum(1, keepdim=True)
+
+
+def adds_up(self: Hooked, input: Tuple[Tensor], output: Tensor) -> Tensor:  # noqa: A002, UP006 - TorchScript's names
+    self.total = self.total + input[0]
+    return output + self.total.sum(1, keepdim=True)

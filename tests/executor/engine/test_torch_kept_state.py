@@ -503,6 +503,14 @@ def test_rows_that_mix_by_rare_numbers_alone_run_alone(workshop: Workshop, way: 
     assert reason in engine.alone_because
 
 
+def test_hooks_of_the_module_itself_are_refused_with_a_remedy(workshop: Workshop) -> None:
+    """They run with each call, and are no part of the code of forward."""
+    workshop.script("kept", keeping_modules.Hooked())
+
+    with pytest.raises(ConfigError, match="the module itself has hooks"):
+        completed_states(workshop, "kept", [X3])
+
+
 def test_a_program_whose_buffers_share_memory_is_refused_with_a_remedy(workshop: Workshop) -> None:
     """Torch itself cannot tell what it changes."""
     workshop.program("kept", keeping_modules.TwoNames(), (torch.zeros(1, 1),), dynamic=False)
