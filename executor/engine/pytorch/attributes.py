@@ -25,6 +25,8 @@ import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor
 
+from executor.engine.pytorch.signature import placeholders
+
 SCALARS: Mapping[str, str] = {"IntType": "INT64", "FloatType": "FP64", "BoolType": "BOOL"}
 """Plain numbers that can be kept as tensors of one element."""
 
@@ -158,15 +160,20 @@ def script_changes(module: torch.jit.ScriptModule) -> FileChanges:
     if inner._get_forward_hooks() or inner._get_forward_pre_hooks():  # noqa: SLF001
         # Those of submodules are part of the code of forward.
         reason = "the module itself has hooks, which run beside forward (put it into a module that calls it)"
-        return FileChanges({}, problems=(f"what forward changes in the module cannot be told: {reason}",), forks=True)
+        return FileChanges({}, problems=(_untold(reason),), forks=True)
     try:
         graph = passes._freeze_module(inner, [], True, False)._get_method("forward").graph  # noqa: FBT003, SLF001
         if all(map(_may_part, _nodes(graph))):
             passes._jit_pass_lower_all_tuples(graph)  # noqa: SLF001
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else "the code could not be followed"
-        return FileChanges({}, problems=(f"what forward changes in the module cannot be told: {reason}",), forks=True)
+        return FileChanges({}, problems=(_untold(reason),), forks=True)
     return _Reading(inner, graph).found()
+
+
+def _untold(reason: str) -> str:
+    """The problem of a module of which it is not known what it changes."""
+    return f"what forward changes in the module cannot be told: {reason}"
 
 
 def program_changes(program: torch.export.ExportedProgram, module: torch.nn.Module) -> Changes:
@@ -217,7 +224,7 @@ def _untold_writes(program: torch.export.ExportedProgram) -> Mapping[str, list[s
 
 
 def _written(program: torch.export.ExportedProgram, dispatcher: AbstractContextManager[Any]) -> set[str]:
-    values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
+    values = placeholders(program)
     tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
     mode: Any = next((value.fake_mode for value in tensors.values() if isinstance(value, FakeTensor)), None)
     if mode is None:

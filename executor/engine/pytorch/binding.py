@@ -23,7 +23,7 @@ from torch import nn
 
 from executor.engine.error_texts import quoted
 from executor.engine.pytorch.datatypes import DATATYPE
-from executor.engine.pytorch.signature import argument_names
+from executor.engine.pytorch.signature import argument_names, placeholders
 from shared.contract.errors import LoadError
 from shared.contract.model_config import BatchInput, ControlSpec, ModelConfig, StateSpec, TensorSpec
 
@@ -76,7 +76,7 @@ def script_arguments(module: torch.jit.ScriptModule) -> list[Argument]:
 def program_arguments(program: torch.export.ExportedProgram) -> list[Argument]:
     """Forward's arguments as the program was exported: all are required."""
     positional = program.call_spec.in_spec.children()[0].num_children if program.call_spec.in_spec else 0
-    values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
+    values = placeholders(program)
     examples = [values.get(str(node)) for node in program.graph_signature.user_inputs]
     return [
         Argument(

@@ -175,6 +175,13 @@ def argument_names(program: torch.export.ExportedProgram) -> list[str]:
     return names
 
 
+def placeholders(program: torch.export.ExportedProgram) -> dict[str, Any]:
+    """What a program's graph was exported with, by the names of its inputs: tensors that have no memory, for instance,
+    of parameters, buffers, constants and arguments. In the order of the inputs.
+    """
+    return {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
+
+
 def is_fixed(size: object) -> bool:
     """Whether a size in a program's graph is a number, rather than a symbol for any number."""
     return isinstance(size, int)
