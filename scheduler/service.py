@@ -457,9 +457,10 @@ async def models_to_lead(mesh: MeshAccess) -> tuple[frozenset[str], frozenset[st
     A model without sequences may have had some: then it was led, and what is left of them still expires.
     """
     records = await mesh.membership.models()
-    names, led = [
-        {text_of(name) for name in await mesh.redis.hkeys(key)} for key in (mesh.keys.models, mesh.keys.terms)
-    ]
+    pipe = mesh.redis.pipeline(transaction=False)
+    pipe.hkeys(mesh.keys.models)
+    pipe.hkeys(mesh.keys.terms)
+    names, led = [set(map(text_of, found)) for found in await pipe.execute()]
     stateless = {name for name, record in records.items() if record.config.sequence_batching is None}
     # At least one: it is leaders who forget executors.
     return frozenset(names), frozenset(names - (stateless - led) or sorted(names)[:1])
