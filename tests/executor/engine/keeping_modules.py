@@ -6,6 +6,14 @@ import torch
 from torch import Tensor, nn
 
 
+def with_made_up_weights(layer: nn.Module) -> nn.Module:
+    """A layer whose weights are the same each time."""
+    chance = torch.Generator().manual_seed(2)
+    for weight in layer.parameters():
+        weight.data = torch.randn(weight.shape, generator=chance)
+    return layer
+
+
 class Rnn(nn.Module):
     """An ordinary recurrent cell over `x` [batch, 3], its state a buffer; weights, a constant and a norm beside it."""
 
@@ -142,10 +150,7 @@ class LstmFromNone(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        chance = torch.Generator().manual_seed(2)
-        self.layer = nn.LSTM(3, 4, batch_first=True)
-        for weight in self.layer.parameters():
-            weight.data = torch.randn(weight.shape, generator=chance)
+        self.layer = with_made_up_weights(nn.LSTM(3, 4, batch_first=True))
         self.hidden = None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -161,10 +166,7 @@ class PairInPlace(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        chance = torch.Generator().manual_seed(2)
-        self.layer = nn.LSTMCell(3, 4)
-        for weight in self.layer.parameters():
-            weight.data = torch.randn(weight.shape, generator=chance)
+        self.layer = with_made_up_weights(nn.LSTMCell(3, 4))
         self.register_buffer("hidden", torch.zeros(1, 4))
         self.register_buffer("cell", torch.zeros(1, 4))
 
@@ -204,10 +206,7 @@ class LayersInPlace(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        chance = torch.Generator().manual_seed(2)
-        self.layers = nn.LSTM(3, 4, 2, batch_first=True)
-        for weight in self.layers.parameters():
-            weight.data = torch.randn(weight.shape, generator=chance)
+        self.layers = with_made_up_weights(nn.LSTM(3, 4, 2, batch_first=True))
         self.register_buffer("hidden", torch.zeros(2, 1, 4))
         self.register_buffer("cell", torch.zeros(2, 1, 4))
 
