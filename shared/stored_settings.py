@@ -13,7 +13,6 @@ from datetime import UTC, datetime
 from typing import Any, get_type_hints
 
 import msgspec
-from redis.exceptions import WatchError
 
 from shared.process import log_settings, logs
 from shared.process.log_settings import LogSettings
@@ -25,6 +24,11 @@ from shared.traces import settings as trace_settings
 from shared.traces.control import TraceControl
 
 POLL_INTERVAL_S = 0.5
+TAKEN_OFF = """#!lua flags=allow-oom
+local left = tonumber(redis.call('HGET', KEYS[1], ARGV[1]))
+return left and left > 0 and redis.call('HSET', KEYS[1], ARGV[1], math.max(0, left - ARGV[2])) or 0
+"""
+"""Takes so many off a count of a hash that is above 0."""
 
 
 class ChangedSettings(msgspec.Struct, frozen=True):
@@ -78,21 +82,7 @@ class StoredSettings:
         """Takes traced requests off a scope's `trace_count`, if it still has one.
         Never below 0, because -1 means all.
         """
-        field = f"trace:trace_count:{model}"
-        async with self._redis.pipeline(transaction=True) as together:
-            while True:
-                await together.watch(self._key)
-                left = value_of(self._key, await together.hget(self._key, field) or b"0", _decode_number, field=field)
-                if left is None or left <= 0:
-                    return
-                together.multi()
-                together.hset(self._key, field, msgspec.json.encode(max(0, left - used)))
-                try:
-                    await together.execute()
-                except WatchError:
-                    # Another process has changed the settings since they were read: read them again.
-                    continue
-                return
+        await self._redis.eval(TAKEN_OFF, 1, self._key, f"trace:trace_count:{model}", used)
 
     async def _write(self, fields: Mapping[str, object]) -> None:
         gone = [name for name, value in fields.items() if value is None]
@@ -110,7 +100,6 @@ def said(what: str, by: str) -> dict[str, object]:
     return {f"by:{what}": f"{by} at {datetime.now(UTC).isoformat(timespec='milliseconds')}"} if by else {}
 
 
-_decode_number = msgspec.json.Decoder(int).decode
 _decoders: dict[str, dict[str, Callable[[bytes], Any]]] = {
     "log": {name: msgspec.json.Decoder(kind).decode for name, kind in get_type_hints(LogSettings).items()},
     "trace": {

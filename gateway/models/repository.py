@@ -12,6 +12,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import PurePosixPath
 
 from redis.exceptions import ResponseError
@@ -29,7 +30,7 @@ from shared.contract.limits import (
     CONTROL_STREAM_ENTRIES,
 )
 from shared.contract.messages import ControlMessage, LoadFailure, RepositoryEntry, encode
-from shared.store.commands import Pipeline, Redis
+from shared.store.commands import Redis
 from shared.store.connections.redis_py import CONNECTION_LOST, LOST_OR_REFUSED
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Member, lines_of
@@ -46,6 +47,10 @@ end
 return { bytes }
 """
 """What the values of a hash take, but for that of one field. There is one for each name that was ever loaded."""
+REMOVED_IF_IT_IS = """#!lua flags=allow-oom
+return redis.call('HGET', KEYS[1], ARGV[1]) == ARGV[2] and redis.call('HDEL', KEYS[1], ARGV[1]) or 0
+"""
+"""Removes a field of a hash that has this value."""
 COPIES_AT_ONCE = 2
 """How often what a client brings lies in memory until it is loaded: as it came, and as it goes to the executors."""
 
@@ -227,17 +232,9 @@ class RepositoryControl:
         """Removes a message that could not be carried out, so that executors that start later do not try it again.
         Another message about the model, which was written since, stays.
         """
-
-        async def remove(together: Pipeline) -> None:
-            if await together.hget(self._keys.wanted, word.model) == encode(word):
-                together.multi()
-                together.hdel(self._keys.wanted, word.model)
-
-        try:
-            await self._redis.transaction(remove, self._keys.wanted)
-        except LOST_OR_REFUSED:
-            # Executors that start later will then try it, and fail as the others have. What they serve is the same.
-            return
+        # Without it, executors that start later try it too, and fail as the others have. What they serve is the same.
+        with suppress(*LOST_OR_REFUSED):
+            await self._redis.eval(REMOVED_IF_IT_IS, 1, self._keys.wanted, word.model, encode(word))
 
     async def _applied(self, entry: str, word: ControlMessage) -> Sequence[Member]:
         """Waits until every living executor has applied the message, and there is at least one. Returns them."""

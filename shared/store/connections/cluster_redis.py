@@ -82,9 +82,6 @@ class ClusterRedis(MendingRedis):
     def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> RepeatablePipeline:  # noqa: FBT001, FBT002 - redis-py's signature
         return _ClusterPipeline(self, transaction=transaction, shard_hint=shard_hint)
 
-    async def transaction(self, func: Callable[[Any], Any], *watches: Any, **options: Any) -> Any:
-        return await cast("Any", self.home(watches[0])).transaction(func, *watches, **options)
-
     async def ping(self, **options: Any) -> Any:
         """Reaches every home."""
         return all(await together([home.ping(**options) for home in self.homes()]))
@@ -106,11 +103,9 @@ class ClusterRedis(MendingRedis):
 
 
 class _ClusterPipeline(MendingPipeline):
-    """A pipeline for each home, sent at once. A transaction has one home; one that watches has the mesh's."""
+    """A pipeline for each home, sent at once. A transaction has one home."""
 
     async def execute(self, raise_on_error: bool = True) -> list[Any]:  # noqa: FBT001, FBT002 - redis-py's signature
-        if self.is_watching:
-            return await super().execute(raise_on_error)
         client, commands = cast("ClusterRedis", self._client), self.queued()
         tags = tags_of([args for args, _ in commands])
         pipes = {tag: client.at(tag).pipeline(self.is_transaction) for tag in dict.fromkeys(tags)}

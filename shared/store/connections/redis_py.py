@@ -401,11 +401,6 @@ class RepeatablePipeline(Pipeline):
     def __init__(self, client: Redis, *, transaction: bool, shard_hint: str | None) -> None:
         super().__init__(client.connection_pool, client.response_callbacks, transaction, shard_hint)
 
-    @property
-    def is_watching(self) -> bool:
-        """Whether keys are watched for a transaction."""
-        return self.watching
-
     def queued(self) -> list[Any]:
         """The commands that are to be sent, each with its options."""
         return list(self.command_stack)

@@ -148,11 +148,9 @@ async def test_a_pipeline_removes_keys_of_a_wrong_type_wherever_they_are(redis: 
     assert [*({} for _ in lines), {b"w": b"1"}] == await pipe.execute()
 
 
-async def test_a_transaction_that_watches_removes_a_key_of_a_wrong_type(redis: Any, keys: Keyspace) -> None:
+async def test_a_transaction_removes_a_key_of_a_wrong_type(redis: Any, keys: Keyspace) -> None:
     await redis.set(keys.wanted, "no hash")
     async with redis.pipeline(transaction=True) as together:
-        await together.watch(keys.settings)
-        together.multi()
         together.hset(keys.wanted, "a", "b")
 
         assert [1] == await together.execute()

@@ -103,15 +103,6 @@ async def test_a_transaction_is_of_one_home(redis: Any, keys: Keyspace) -> None:
             await pipe.execute()
 
 
-async def test_what_is_watched_is_on_the_meshs_home(redis: Any, keys: Keyspace) -> None:
-    async with redis.pipeline(transaction=True) as pipe:
-        await pipe.watch(keys.settings)
-        assert await pipe.hget(keys.settings, "a") is None
-        pipe.multi()
-        pipe.hset(keys.settings, "a", "1")
-        assert [1] == await pipe.execute()
-
-
 async def test_a_key_of_another_type_is_removed_wherever_it_is(redis: Any, keys: Keyspace) -> None:
     await redis.set(keys.spares(ShardId(2), ExecutorId("e"), "m"), "no hash")
 
