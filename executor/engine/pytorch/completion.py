@@ -17,10 +17,12 @@ import msgspec
 import torch
 from torch import nn
 
-from executor.engine.pytorch.attributes import Changes, program_changes, script_changes
+from executor.engine.pytorch.attributes import Changes
 from executor.engine.pytorch.binding import program_arguments, returned_types, script_arguments
 from executor.engine.pytorch.datatypes import TORCH_TYPE, datatype_of
 from executor.engine.pytorch.kept_state import declared_states, refuse_problems
+from executor.engine.pytorch.program_changes import program_changes
+from executor.engine.pytorch.script_changes import script_changes
 from executor.engine.pytorch.signature import (
     Signature,
     StateSignature,

@@ -17,7 +17,7 @@ from executor.engine.base import LoadRequest
 from executor.engine.batch_tensors import check_batch_tensors
 from executor.engine.error_texts import quoted
 from executor.engine.pytorch.arena import StateArena
-from executor.engine.pytorch.attributes import Changes, FileChanges, program_changes, script_changes
+from executor.engine.pytorch.attributes import Changes
 from executor.engine.pytorch.batch_trial import settle_batches
 from executor.engine.pytorch.binding import (
     Argument,
@@ -34,7 +34,9 @@ from executor.engine.pytorch.completion import completed
 from executor.engine.pytorch.datatypes import DATATYPE
 from executor.engine.pytorch.engine import TorchEngine
 from executor.engine.pytorch.kept_state import KeptForward, first_states, kept_forms
+from executor.engine.pytorch.program_changes import program_changes
 from executor.engine.pytorch.running_batch import GpuStreams
+from executor.engine.pytorch.script_changes import FileChanges, script_changes
 from executor.engine.pytorch.signature import is_fixed, load_program, load_script, model_file
 from executor.engine.pytorch.switches import (
     Switches,
