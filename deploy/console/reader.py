@@ -24,7 +24,7 @@ from shared.store.reporting import Reports
 from shared.store.scripts import Scripts
 from shared.store.sequence_status import OPEN_STATES, SequenceStatus
 from shared.store.totals import Tallies
-from shared.store.waiting_line import read_lines, read_queued
+from shared.store.waiting_line import read_lines, read_live, read_queued
 
 FOLLOWED_MAX = 256
 """Sequences that each reading reads one by one."""
@@ -73,7 +73,7 @@ class MeshReader:
             records=records,
             counts=await Tallies(Scripts(mesh.redis, mesh.keys), mesh.keys).read(loads) if loads else {},
             lines=await read_lines(mesh.redis, mesh.keys, with_sequences) if with_sequences else {},
-            live=await _live(mesh, with_sequences),
+            live=await read_live(mesh.redis, mesh.keys, with_sequences),
             queued=await read_queued(mesh.redis, mesh.keys, stateless),
             sequences=statuses,
             is_complete=is_complete,
@@ -148,13 +148,3 @@ async def _held(mesh: OperatedMesh, executors: Sequence[ExecutorHolding]) -> set
             for shard in mesh.keys.shards:
                 pipe.smembers(mesh.keys.owned(shard, one.registration.executor, model))
     return {SequenceId(text_of(name)) for names in await pipe.execute() for name in names}
-
-
-async def _live(mesh: OperatedMesh, models: Sequence[str]) -> dict[str, int]:
-    pipe = mesh.redis.pipeline(transaction=False)
-    shards = mesh.keys.shards
-    for model in models:
-        for shard in shards:
-            pipe.zcard(mesh.keys.deadlines(shard, model))
-    counts = iter(await pipe.execute())
-    return {model: sum(next(counts) for _ in shards) for model in models}

@@ -53,6 +53,16 @@ class Snapshot:
     watched: Mapping[SequenceId, SequenceStatus | None] = field(default_factory=dict[SequenceId, SequenceStatus | None])
 
 
+def unserved_loads(now: Snapshot) -> list[ModelLoad]:
+    """The newest versions of models that no living executor serves, but whose sequences are open."""
+    served = {load.model for load in served_loads(now.executors, now.records)}
+    return [
+        ModelLoad(model, record.versions[-1], record.generation)
+        for model, record in sorted(now.records.items())
+        if model not in served and (now.live.get(model) or now.lines.get(model, WaitingLine()).first > 0)
+    ]
+
+
 def served_loads(executors: Sequence[ExecutorHolding], records: Mapping[str, ModelRecord]) -> list[ModelLoad]:
     """The loads of models that living executors serve, by name and version."""
     served = {

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from deploy.console.history import MESH, NO_NUMBER, ChartPoint, Moment, Moments, Subject
-from deploy.console.snapshot import Snapshot, served_loads
+from deploy.console.snapshot import Snapshot, served_loads, unserved_loads
 from deploy.console.stories import Stories, Story, StoryLine
 from deploy.operate.operating import ExecutorHolding
 from shared.contract.messages import ModelRecord, ServedModel
@@ -48,7 +48,10 @@ class ExecutorView(msgspec.Struct, frozen=True):
 
 
 class ModelView(msgspec.Struct, frozen=True):
-    """One version of a model. Counts of sequences are of all its versions together; means in ms, -1 over nothing."""
+    """One version of a model that executors serve, or whose sequences are open without one.
+
+    Counts of sequences are of all its versions together; means in ms, -1 over nothing.
+    """
 
     name: str
     version: str
@@ -202,7 +205,7 @@ def _models(now: Snapshot, moments: Moments) -> Iterable[ModelView]:
     for report in now.reports.values():
         for each in report.models:
             pending[each.model, each.version] += each.pending
-    for load in served_loads(now.executors, now.records):
+    for load in (*unserved_loads(now), *served_loads(now.executors, now.records)):
         record = now.records[load.model]
         serving = offers[load.model, load.version]
         line = now.lines.get(load.model) or WaitingLine()

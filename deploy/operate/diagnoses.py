@@ -309,10 +309,13 @@ def of_leaders(led: Mapping[str, bool]) -> Iterator[Diagnosis]:
         yield fail(f"model {model}", text, "look into the schedulers' logs, or run another one")
 
 
-def of_models(members: Sequence[Member], lines: Mapping[str, WaitingLine]) -> Iterator[Diagnosis]:
+def of_models(
+    members: Sequence[Member], lines: Mapping[str, WaitingLine], live: Mapping[str, int]
+) -> Iterator[Diagnosis]:
     """Models that cannot be loaded, call themselves not ready, or have sequences that wait for a slot or an executor.
 
     lines  of the models that are led: without a leader no executor helps who waits
+    live   how many sequences of a model live
     """
     usable = [member for member in members if member.usable]
     served: dict[str, set[ExecutorId]] = defaultdict(set)
@@ -332,9 +335,14 @@ def of_models(members: Sequence[Member], lines: Mapping[str, WaitingLine]) -> It
             yield warn(f"model {model}", f"{counted(waiting, 'sequence')} without a slot", "run more executors")
         else:
             yield ok(f"model {model}", f"served by {', '.join(sorted(names[one] for one in executors))}")
-    for model, line in sorted(lines.items()):
-        if usable and model not in served and (line.first or line.steps.total()):
-            yield fail(f"model {model}", "no executor serves it, and sequences wait", "run one with this model again")
+    # What was unloaded may have paged sequences, which go on when it is loaded again.
+    listed = {line.model for member in usable for line in member.registration.repository}
+    for model in sorted((lines.keys() | live.keys()) - served.keys()) if usable else ():
+        line = lines.get(model, WaitingLine())
+        waits = line.first or line.steps.total()
+        if waits or (model not in listed and live.get(model, 0)):
+            what = "sequences wait" if waits else f"it has {counted(live[model], 'open sequence')}"
+            yield fail(f"model {model}", f"no executor serves it, and {what}", "run one with this model again")
     if not usable:  # one that is drained is no member any more
         remedy = "seqmesh drain NAME --undo for one that is drained; else look into their logs, or run another one"
         yield fail("models", "no executor takes work, so none is served", remedy)

@@ -36,7 +36,7 @@ from shared.store.company import services
 from shared.store.connections.cluster_redis import ClusterRedis, shards_of_cluster
 from shared.store.connections.fitness import POLICIES, SENTINEL_MODE
 from shared.store.connections.redis_client import redis_now_ms, server_urls
-from shared.store.waiting_line import read_lines
+from shared.store.waiting_line import read_lines, read_live
 
 PINGS = 9
 DOWN = b"cluster_state:fail"
@@ -178,11 +178,12 @@ async def of_members(mesh: OperatedMesh, *, are_all_there: bool) -> list[Diagnos
     }
     with_leader = sorted(model for model, has_leader in led.items() if has_leader)
     lines = await read_lines(mesh.redis, mesh.keys, with_leader) if are_all_there else {}
+    live = await read_live(mesh.redis, mesh.keys, sorted(led)) if are_all_there else {}
     return [
         *diagnoses.of_services(await services(mesh.redis, mesh.keys), await redis_now_ms(mesh.redis)),
         *diagnoses.of_executors(members, await mesh.membership.drained()),
         *diagnoses.of_leaders(led),
-        *diagnoses.of_models(members, lines),
+        *diagnoses.of_models(members, lines, live),
     ]
 
 

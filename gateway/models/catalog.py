@@ -92,6 +92,8 @@ class Catalog:
         self._served_until: dict[Place, float] = {}
         self._unserved_since: dict[Place, float] = {}
         self._refreshed_at: float | None = None
+        self._knows_since = 0.0
+        """When the first refresh was: what was lost before it, this gateway has not seen."""
         self._begun = self._accepted = 0
         """Numbers of refreshes: the latest that has begun, and the latest whose answer was accepted."""
         self._asked = asyncio.Event()
@@ -161,7 +163,12 @@ class Catalog:
     @property
     def unserved(self) -> frozenset[str]:
         """Models that have lost their last executor within `UNSERVED_S`. One that was unloaded is listed still."""
-        return frozenset({model for model, _ in self._unserved_since} - {line.model for line in self.view.repository})
+        return self.unlisted & {model for model, _ in self._unserved_since}
+
+    @property
+    def unlisted(self) -> frozenset[str]:
+        """Models that were published, and of which no living executor says anything, not even that it was unloaded."""
+        return frozenset(self.view.records.keys() - {line.model for line in self.view.repository})
 
     def live_members(self) -> list[Member]:
         """Executors whose lease holds."""
@@ -180,7 +187,8 @@ class Catalog:
             if version in listed or (record is not None and version in record.versions):
                 return NotReadyError(f"{about} version {version} is not at ready state")
             return RequestError(f"{about} version {version} is not found", Code.NOT_FOUND)
-        if record is not None and (self.view.ready.get(model) or not self.live_members() or model in self.unserved):
+        may_come_back = model in self.unserved or (not listed and self._refreshed_at - self._knows_since < UNSERVED_S)
+        if record is not None and (self.view.ready.get(model) or not self.live_members() or may_come_back):
             # The executors that have it loaded are being drained or have gone, or no executor lives.
             return UnavailableError(f"no executor serves model '{model}' at the moment: try again later")
         return RequestError(f"{about} has no available versions", Code.NOT_FOUND)
@@ -254,6 +262,7 @@ class Catalog:
         self.view = CatalogView(
             records, ready, tuple(members), repository, unready | _unready_ensembles(records, unready)
         )
+        self._knows_since = now if self._refreshed_at is None else self._knows_since
         self._refreshed_at = now
 
     def _note_offers(self, now: float, members: Sequence[Member], offered_before: Collection[Place]) -> None:

@@ -247,7 +247,7 @@ def executor_families(observed: Observed) -> list[Family]:
         number_family("seqmesh_executors", "Executors by state", samples),
         number_family(
             "seqmesh_model_unserved",
-            "1 for a model that has lost its last executor within the last ten minutes, and was not unloaded",
+            "1 for a model without an executor that had one within ten minutes or has open sequences; none if unloaded",
             [Sample("", {"model": model}, 1) for model in sorted(observed.unserved)],
         ),
     ]

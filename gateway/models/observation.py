@@ -23,7 +23,7 @@ from shared.store.membership import Member
 from shared.store.reading import counter, read_counts, tell_now, value_of
 from shared.store.reporting import Reports
 from shared.store.tenants import StoredTenants
-from shared.store.waiting_line import WaitingLine, read_lines, read_queued
+from shared.store.waiting_line import WaitingLine, read_lines, read_live, read_queued
 
 EXECUTOR_STATES = ("serving", "leaving", "lost", "drained")
 """It serves; it leaves in order; its lease has ended without that; an operator has emptied it."""
@@ -56,6 +56,7 @@ class Observed:
     executors   how many there are in each of `EXECUTOR_STATES`
     led         sequence models that a scheduler leads
     tenants     sequences of each tenant that has limits of its own
+    unserved    models without an executor that were not unloaded, and were served a moment ago or have open sequences
     redis       what each server tells of itself, if it does, by the address of the node; "" of an only one
     """
 
@@ -110,7 +111,7 @@ class Observation:
                 led=await self._led(sequence_models),
                 redis=await self.redis_figures(),
                 tenants=await self._tenants.sequences(),
-                unserved=self._catalog.unserved,
+                unserved=self._catalog.unserved | await self._with_open_sequences(),
             )
 
     async def redis_figures(self, within_s: float | None = None) -> Mapping[str, RedisFigures]:
@@ -147,6 +148,13 @@ class Observation:
         for model in models:
             pipe.exists(self._keys.leader(model))
         return frozenset(model for model, led in zip(models, await pipe.execute(), strict=True) if led)
+
+    async def _with_open_sequences(self) -> frozenset[str]:
+        """Models without an executor whose sequences are open. Also those whose executors this gateway never saw."""
+        models = [*filter(self._is_sequence_model, self._catalog.unlisted)]
+        live = await read_live(self._redis, self._keys, models)
+        lines = await read_lines(self._redis, self._keys, models)
+        return frozenset(model for model in models if live[model] or lines[model].first > 0)
 
     def _is_sequence_model(self, name: str) -> bool:
         return self._catalog.view.records[name].config.sequence_batching is not None

@@ -11,6 +11,7 @@ from shared.contract.messages import ExecutorRegistration
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.owned import owned_counts
+from shared.store.waiting_line import read_live
 
 
 class Slots(NamedTuple):
@@ -39,12 +40,7 @@ async def read_occupancies(
 
     executors  those whose lease holds
     """
-    pipe = redis.pipeline(transaction=False)
-    for shard in keys.shards:
-        for model in models:
-            pipe.zcard(keys.deadlines(shard, model))
-    counts: list[int] = await pipe.execute()
-    live = [sum(counts[at :: len(models)]) for at in range(len(models))]
+    live = await read_live(redis, keys, models)
     slots: dict[str, dict[str, Slots]] = {model: {} for model in models}
     for executor in executors:
         offered = Counter[str]()
@@ -56,4 +52,4 @@ async def read_occupancies(
             # Two lives of one name can overlap while the older one leaves.
             before = slots[model].get(executor.name, Slots())
             slots[model][executor.name] = Slots(before.offered + count, before.used + owned)
-    return {model: Occupancy(count, slots[model]) for model, count in zip(models, live, strict=True)}
+    return {model: Occupancy(live[model], slots[model]) for model in models}

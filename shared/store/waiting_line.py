@@ -1,5 +1,5 @@
-"""Counts of the models' waiting lines. The scripts that change the lines keep them, so that reading costs the same
-however long a line is.
+"""Counts of the models' waiting lines and live sequences. The scripts that change the lines keep their counts, so that
+reading costs the same however long a line is.
 
 A field of the hash (`count_line` in common.lua) is a number of one shard; here the shards are added up.
 """
@@ -86,6 +86,16 @@ async def read_lines(redis: Redis, keys: Keyspace, models: Sequence[str]) -> dic
             if number is not None:
                 lines[model].add(text_of(name), number)
     return lines
+
+
+async def read_live(redis: Redis, keys: Keyspace, models: Sequence[str]) -> dict[str, int]:
+    """How many sequences of each model live, in a slot or without one. Raises one of `CONNECTION_LOST`."""
+    pipe = redis.pipeline(transaction=False)
+    for model in models:
+        for shard in keys.shards:
+            pipe.zcard(keys.deadlines(shard, model))
+    counts = iter(await pipe.execute())
+    return {model: sum(next(counts) for _ in keys.shards) for model in models}
 
 
 async def read_queued(redis: Redis, keys: Keyspace, places: Sequence[tuple[str, str]]) -> dict[tuple[str, str], int]:

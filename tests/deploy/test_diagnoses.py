@@ -209,22 +209,28 @@ def test_a_model_that_no_scheduler_leads_fails() -> None:
 def test_models_that_are_not_loaded_say_why() -> None:
     members = [member("executor-1", models=("a", "b"), failed="unexpected inference input"), member("executor-2")]
 
-    found = list(of_models(members, {"b": WaitingLine(first=3)}))
+    found = list(of_models(members, {"b": WaitingLine(first=3)}, {"a": 5}))
 
     assert [
         (Severity.FAIL, "model broken", "unexpected inference input"),
         (Severity.OK, "model a", ""),
         (Severity.WARN, "model b", "run more executors"),
     ] == [(one.severity, one.subject, one.remedy) for one in found]
-    (unserved,) = [one for one in of_models(members, {"gone": WaitingLine(first=1)}) if one.subject == "model gone"]
-    assert (Severity.FAIL, "no executor serves it, and sequences wait") == (unserved.severity, unserved.text)
+    for lines, live, text in (
+        ({"gone": WaitingLine(first=1)}, {"broken": 1}, "no executor serves it, and sequences wait"),
+        ({}, {"gone": 2}, "no executor serves it, and it has 2 open sequences"),
+    ):
+        (unserved,) = [one for one in of_models(members, lines, live) if "no executor" in one.text]
+        assert (Severity.FAIL, "model gone", text) == (unserved.severity, unserved.subject, unserved.text)
     lost = [member("executor-1", models=("a",), alive=False)]
     for drained_or_lost in ([], lost):
-        assert ["no executor takes work, so none is served"] == [one.text for one in of_models(drained_or_lost, {})]
-    assert ["no model is loaded"] == [one.text for one in of_models([member("executor-1")], {})]
+        assert ["no executor takes work, so none is served"] == [
+            one.text for one in of_models(drained_or_lost, {}, {"a": 1})
+        ]
+    assert ["no model is loaded"] == [one.text for one in of_models([member("executor-1")], {}, {})]
     assert ["calls itself not ready on executor-1"] == [
         one.text
-        for one in of_models([member("executor-1", models=("a",), says_ready=False)], {})
+        for one in of_models([member("executor-1", models=("a",), says_ready=False)], {}, {})
         if one.severity is Severity.WARN
     ]
 
@@ -235,7 +241,7 @@ def test_a_model_that_is_being_loaded_is_named_with_the_time_since_when() -> Non
 
     registration = ExecutorRegistration(ExecutorId("a-1"), "executor-1", "host", 1, 0, (), index)
 
-    found = of_models([Member(registration, alive=True)], {})
+    found = of_models([Member(registration, alive=True)], {}, {})
 
     assert ("model m", f"is being loaded {since} (executor-1)") in [(one.subject, one.text) for one in found]
 
@@ -244,7 +250,7 @@ def test_a_failure_that_executors_share_is_told_once() -> None:
     names = ("executor-1", "executor-2", "executor-3")
     members = [member(name, failed="no weights" if name == "executor-3" else "dims") for name in names]
 
-    failures = [one for one in of_models(members, {}) if one.subject == "model broken"]
+    failures = [one for one in of_models(members, {}, {}) if one.subject == "model broken"]
 
     assert [("version 1 on executor-1, executor-2", "dims"), ("version 1 on executor-3", "no weights")] == [
         (one.text.removeprefix("is not loaded (").rstrip(")"), one.remedy) for one in failures
@@ -268,7 +274,7 @@ def test_where_no_model_is_loaded_the_remedy_is_by_what_there_is(
     """In mode explicit none is loaded until somebody asks for it."""
     registration = ExecutorRegistration(ExecutorId("a-1"), "a", "host", 1, 0, (), index)
 
-    *_, last = of_models([Member(registration, alive=True)], {})
+    *_, last = of_models([Member(registration, alive=True)], {}, {})
 
     assert "no model is loaded" == last.text
     assert last.remedy.startswith(remedy)
@@ -279,7 +285,7 @@ def test_a_model_that_is_served_as_it_was_before_its_last_load_is_warned_of() ->
     index = (RepositoryEntry("m", "1", "READY", "the last load failed: dims"), RepositoryEntry("n", "1", "READY"))
     registration = ExecutorRegistration(ExecutorId("a-1"), "a", "host", 1, 0, served, index)
 
-    told = [one for one in of_models([Member(registration, alive=True)], {}) if one.severity is not Severity.OK]
+    told = [one for one in of_models([Member(registration, alive=True)], {}, {}) if one.severity is not Severity.OK]
 
     assert [(Severity.WARN, "model m", "the last load failed: dims")] == [
         (o.severity, o.subject, o.remedy) for o in told

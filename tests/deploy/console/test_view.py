@@ -35,6 +35,13 @@ def test_a_model_is_shown_with_its_rates_and_what_it_did_since_its_load() -> Non
     )
 
 
+def test_a_model_without_an_executor_is_shown_while_its_sequences_are_open() -> None:
+    (model,) = view_of(reading(10_000, sequences=(status(state="paged"),))).models
+
+    assert ("sum", "1", 0, 1) == (model.name, model.version, model.executors, model.live)
+    assert () == view_of(reading(10_000)).models
+
+
 def test_executors_are_shown_with_what_they_report_and_whether_they_can_be_killed_here() -> None:
     report = ExecutorReport(
         "a-1", "host", HostReport(0.5, 10, 4), (ModelReport("sum", "1", pending=3, batches=(1, 4)),)

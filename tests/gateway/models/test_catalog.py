@@ -256,6 +256,17 @@ async def test_a_model_that_only_drained_executors_have_loaded_is_asked_for_agai
     )
 
 
+async def test_a_gateway_that_has_not_seen_a_models_executors_says_to_ask_again_as_long_as_one_that_has():
+    mesh, others = Mesh(), member(models=(), repository=())
+    catalog = await mesh.at(100, others)
+
+    assert (set(), {"m"}) == (catalog.unserved, catalog.unlisted)
+    assert error_of(catalog, "m")[0] is Code.UNAVAILABLE
+    unloaded = member(models=(), repository=(RepositoryEntry("m", "1", "UNAVAILABLE", "unloaded"),))
+    assert error_of(await mesh.at(101, unloaded), "m")[0] is Code.NOT_FOUND
+    assert error_of(await mesh.at(100 + UNSERVED_S, others), "m")[0] is Code.NOT_FOUND
+
+
 async def test_an_unloaded_model_has_no_grace():
     mesh = Mesh()
     await mesh.at(100, member("1"))

@@ -39,7 +39,7 @@ function ModelCard({ one }: { one: Model }) {
         <Fact name="Requests waiting" value={count(one.pending)} />
         <Fact name="Answered since load" value={compact(one.succeeded)} />
         <Fact name="Failed since load" value={compact(one.failed)} />
-        <Fact name="Executors" value={count(one.executors)} />
+        <Fact name="Executors" value={one.executors ? count(one.executors) : "none"} tone={one.executors ? "" : "bad"} />
         {one.kind === "sequences" && (
           <>
             <Fact name="Slots in use" value={`${compact(one.used)} of ${compact(one.slots)}`} />
@@ -55,9 +55,9 @@ function ModelCard({ one }: { one: Model }) {
   );
 }
 
-function Fact({ name, value }: { name: string; value: string }) {
+function Fact({ name, value, tone = "" }: { name: string; value: string; tone?: string }) {
   return (
-    <div>
+    <div class={tone}>
       <dt>{name}</dt>
       <dd>{value}</dd>
     </div>
