@@ -7,29 +7,9 @@ database/database-spans, general/recording-errors).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum
 
 from shared.contract.endpoints import Endpoint
 from shared.traces.spans import AttributeValue, SpanName
-
-
-class Role(Enum):
-    """The kinds of spans (`SpanKind`): what a span is to the other process that takes part in it."""
-
-    INTERNAL = "no other process"
-    SERVER = "answers a request from outside"
-    CLIENT = "calls another process and waits for it"
-    PRODUCER = "sends what others take later"
-    CONSUMER = "works on what others have sent"
-
-
-ROLES: Mapping[str, Role] = {
-    SpanName.STEP: Role.SERVER,
-    SpanName.GATEWAY: Role.PRODUCER,
-    SpanName.BATCH: Role.CONSUMER,
-    SpanName.CHECKPOINT: Role.CLIENT,
-}
-"""The roles of spans by their names; INTERNAL for the others."""
 
 CONVENTIONAL: Mapping[str, Mapping[str, AttributeValue]] = {
     SpanName.GATEWAY: {"messaging.system": "redis", "messaging.operation.type": "send"},

@@ -31,8 +31,8 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
 from shared.process import logs
-from shared.traces.conventions import CONVENTIONAL, ROLES, Role
-from shared.traces.spans import FinishedSpan
+from shared.traces.conventions import CONVENTIONAL
+from shared.traces.spans import FinishedSpan, SpanName
 
 QUEUE_SPANS = 8192
 """Spans that wait for the exporter, at most (OTEL_BSP_MAX_QUEUE_SIZE): about 1 s of a busy gateway, 10 MB."""
@@ -50,6 +50,13 @@ ABORT_S = 0.2
 
 SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 OK = Status(StatusCode.UNSET)
+KINDS: Mapping[str, SpanKind] = {
+    SpanName.STEP: SpanKind.SERVER,
+    SpanName.GATEWAY: SpanKind.PRODUCER,
+    SpanName.BATCH: SpanKind.CONSUMER,
+    SpanName.CHECKPOINT: SpanKind.CLIENT,
+}
+"""Kinds of spans by their names; the others have no part in another process: INTERNAL."""
 EXPORTER_LOGGER = "opentelemetry.exporter"
 PROTOCOL_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 """The first that is set counts."""
@@ -188,7 +195,7 @@ class SdkSink:
             self._resource,
             {**CONVENTIONAL.get(span.name, {}), **span.attributes},
             links=[Link(SpanContext(trace, one, is_remote=True, trace_flags=SAMPLED)) for trace, one in span.links],
-            kind=SpanKind[ROLES.get(span.name, Role.INTERNAL).name],
+            kind=KINDS.get(span.name, SpanKind.INTERNAL),
             status=Status(StatusCode.ERROR, span.error[:ERROR_CHARACTERS_MAX]) if span.error else OK,
             start_time=span.start_ns,
             end_time=span.end_ns,

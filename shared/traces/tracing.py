@@ -297,6 +297,8 @@ class Tracing:
         end_ns: int,
         links: Sequence[str] = (),
         error: str = "",
+        *,
+        span_id: int = 0,
         **attributes: AttributeValue,
     ) -> str:
         """Records a span that is over, under a parent that may have been recorded elsewhere.
@@ -305,79 +307,9 @@ class Tracing:
         start_ns, end_ns  wall clock
         links     traceparents; empty ones are left out
         error     why it failed, "" for success
+        span_id   0 for a random one
         returns   the span's own traceparent, "" when nothing was recorded
         """
-        return self._record(parent, 0, name, start_ns, end_ns, attributes, links, error)
-
-    def record_of_sequence(
-        self, sequence: SequenceId, name: str, start_ns: int, end_ns: int, **attributes: AttributeValue
-    ) -> str:
-        """As `record`, of a span below the sequence's root: it names the sequence and its model."""
-        return self._record_of_sequence(sequence, 0, name, start_ns, end_ns, attributes)
-
-    def record_batch(
-        self, steps: Sequence[str], start_ns: int, end_ns: int, *, batch_size: int, **attributes: AttributeValue
-    ) -> str:
-        """Records a batch that has run, in a trace of its own, with links to the steps that it ran.
-
-        A batch runs steps of many sequences, and so of many traces: it is a child of none of them.
-
-        steps       traceparents of those that are recorded; at most `LINKS_MAX` of them are linked
-        batch_size  rows, whether recorded or not
-        returns     the span's traceparent, to which the steps' `compute` links; "" if nothing was recorded
-        """
-        if not steps:
-            return ""
-        described = {"batch_size": batch_size, **attributes}
-        parent = traceparent(new_trace_id(), 0)
-        return self._record(parent, 0, SpanName.BATCH, start_ns, end_ns, described, steps[:LINKS_MAX])
-
-    def record_takeover(
-        self,
-        sequence: SequenceId,
-        epoch: Epoch,
-        start_ns: int,
-        end_ns: int,
-        name: SpanName = SpanName.TAKEOVER,
-        **attributes: AttributeValue,
-    ) -> str:
-        """Records that a sequence was given to a new owner, whose spans link to `takeover_traceparent`.
-
-        epoch     the new owner's
-        start_ns  when the takeover began (the old owner's lease was seen to have ended)
-        name      TAKEOVER; or PAGED_IN: the sequence was paged, and began to wait for an owner at `start_ns`
-        returns   the span's traceparent, "" if nothing was recorded
-        """
-        span_id = takeover_id(sequence, epoch)
-        return self._record_of_sequence(sequence, span_id, name, start_ns, end_ns, {"epoch": epoch, **attributes})
-
-    def _record_of_sequence(
-        self,
-        sequence: SequenceId,
-        span_id: int,
-        name: str,
-        start_ns: int,
-        end_ns: int,
-        attributes: Mapping[str, AttributeValue],
-    ) -> str:
-        model = model_of(sequence)
-        if self._sink is None or not self.control.sampler(model).samples(sequence_trace_id(sequence)):
-            return ""
-        described = {"model": model, "sequence": sequence, **attributes}
-        return self._record(sequence_traceparent(sequence), span_id, name, start_ns, end_ns, described)
-
-    def _record(
-        self,
-        parent: str,
-        span_id: int,
-        name: str,
-        start_ns: int,
-        end_ns: int,
-        attributes: Mapping[str, AttributeValue],
-        links: Sequence[str] = (),
-        error: str = "",
-    ) -> str:
-        """As `record`. span_id: 0 for a random one"""
         trace_id, parent_id = parse(parent) if self._sink is not None and parent else (0, 0)
         if self._sink is None or not trace_id:
             return ""
@@ -397,6 +329,58 @@ class Tracing:
             )
         )
         return traceparent(trace_id, span_id)
+
+    def record_of_sequence(
+        self,
+        sequence: SequenceId,
+        name: str,
+        start_ns: int,
+        end_ns: int,
+        *,
+        span_id: int = 0,
+        **attributes: AttributeValue,
+    ) -> str:
+        """As `record`, of a span below the sequence's root: it names the sequence and its model."""
+        model = model_of(sequence)
+        if self._sink is None or not self.control.sampler(model).samples(sequence_trace_id(sequence)):
+            return ""
+        root, times = sequence_traceparent(sequence), (start_ns, end_ns)
+        return self.record(root, name, *times, (), "", span_id=span_id, model=model, sequence=sequence, **attributes)
+
+    def record_batch(
+        self, steps: Sequence[str], start_ns: int, end_ns: int, *, batch_size: int, **attributes: AttributeValue
+    ) -> str:
+        """Records a batch that has run, in a trace of its own, with links to the steps that it ran.
+
+        A batch runs steps of many sequences, and so of many traces: it is a child of none of them.
+
+        steps       traceparents of those that are recorded; at most `LINKS_MAX` of them are linked
+        batch_size  rows, whether recorded or not
+        returns     the span's traceparent, to which the steps' `compute` links; "" if nothing was recorded
+        """
+        if not steps:
+            return ""
+        parent, name, links = traceparent(new_trace_id(), 0), SpanName.BATCH, steps[:LINKS_MAX]
+        return self.record(parent, name, start_ns, end_ns, links, "", span_id=0, batch_size=batch_size, **attributes)
+
+    def record_takeover(
+        self,
+        sequence: SequenceId,
+        epoch: Epoch,
+        start_ns: int,
+        end_ns: int,
+        name: SpanName = SpanName.TAKEOVER,
+        **attributes: AttributeValue,
+    ) -> str:
+        """Records that a sequence was given to a new owner, whose spans link to `takeover_traceparent`.
+
+        epoch     the new owner's
+        start_ns  when the takeover began (the old owner's lease was seen to have ended)
+        name      TAKEOVER; or PAGED_IN: the sequence was paged, and began to wait for an owner at `start_ns`
+        returns   the span's traceparent, "" if nothing was recorded
+        """
+        span_id = takeover_id(sequence, epoch)
+        return self.record_of_sequence(sequence, name, start_ns, end_ns, span_id=span_id, epoch=epoch, **attributes)
 
     def shutdown(self, timeout_s: float = SHUTDOWN_TIMEOUT_S) -> None:
         """Sends the spans that are still queued, for at most `timeout_s` seconds, and ends the exporter's thread.
