@@ -40,9 +40,4 @@ def told_of(error: BaseException, event: str, **about: object) -> MeshError:
     if isinstance(error, MeshError):
         return error.released()
     logs.error(event, error, **about)
-    return unexpected(error)
-
-
-def unexpected(error: BaseException) -> MeshError:
-    """What a client hears of a defect of the gateway's own."""
     return MeshError(f"internal error in the gateway: {type(error).__name__}", Code.INTERNAL)

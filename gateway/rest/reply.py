@@ -9,12 +9,11 @@ import orjson
 from starlette.types import Receive, Scope, Send
 
 from gateway.access.restrictions import Restriction
-from gateway.requests.status import http_error, unexpected
+from gateway.requests.status import http_error, told_of
 from gateway.rest.body import ClientLeftError
 from gateway.rest.compression import UnsupportedEncodingError
 from shared.contract.errors import Code, MeshError, RequestError
 from shared.origins import Origins
-from shared.process import logs
 
 Header = tuple[bytes, bytes]
 JSON: Header = (b"content-type", b"application/json")
@@ -76,8 +75,5 @@ class RouteEndpoint:
                     text = f"This API is restricted, expecting header '{self.restriction.key}'"
                     raise RequestError(text, Code.FORBIDDEN)
             await self.handlers[scope["method"]](scope, receive, send)
-        except MeshError as error:
-            await send_error(send, error.released())
         except Exception as error:  # noqa: BLE001  the last place before the connection: the client must hear something
-            logs.error("request failed unexpectedly", error, path=scope["path"])
-            await send_error(send, unexpected(error))
+            await send_error(send, told_of(error, "request failed unexpectedly", path=scope["path"]))
