@@ -80,7 +80,7 @@ def inference_families(models: Sequence[Shown], config: MetricsConfig) -> list[F
     success, *counters = [_family(models, "counter", *text) for text in COUNTERS]
     families = [success, _failures(models), *counters]
     if config.counter_latencies:
-        families += [_duration(models, name, text, of) for name, _, text, of in STAGES]
+        families += [_family(models, "counter", name, f"Cumulative {text}", _us(of)) for name, _, text, of in STAGES]
         families += _families_of(cached, CACHED)
     families += [_family(models, "gauge", *text) for text in GAUGES]
     families += [*_families_of(models, BATCHES), *_families_of(replaying, REPLAYED)]
@@ -100,12 +100,25 @@ Labelled = Sequence[tuple[Mapping[str, str], float]]
 Text = tuple[str, str, Callable[[Shown], float]]
 """A family with one sample per model version: name, help text, value."""
 
+
+def _times(of: str) -> Callable[[Shown], float]:
+    return lambda each: each.statistics.durations[of].count
+
+
+def _us(of: str) -> Callable[[Shown], float]:
+    return lambda each: each.statistics.durations[of].ns // 1000
+
+
+def _counted(field: str) -> Callable[[Shown], float]:
+    return lambda each: each.statistics.counts.get(field, 0)
+
+
+def _possible_rows(each: Shown) -> int:
+    return each.statistics.execution_count * max(1, each.record.config.max_batch_size)
+
+
 COUNTERS: Sequence[Text] = (
-    (
-        "nv_inference_request_success",
-        "Number of successful inference requests, all batch sizes",
-        lambda each: each.statistics.durations["success"].count,
-    ),
+    ("nv_inference_request_success", "Number of successful inference requests, all batch sizes", _times("success")),
     (
         "nv_inference_count",
         "Number of inferences performed (does not include cached requests)",
@@ -127,7 +140,7 @@ GAUGES: Sequence[Text] = (
     (
         "seqmesh_batch_fill_ratio",
         "Share of the rows of batches that were filled, 0 to 1, since the version was loaded; 0 before the first one",
-        lambda each: each.statistics.rows / max(1, _possible_rows(each.statistics, each.record)),
+        lambda each: each.statistics.rows / max(1, _possible_rows(each)),
     ),
 )
 BATCHES: Sequence[Text] = (
@@ -139,36 +152,24 @@ BATCHES: Sequence[Text] = (
     (
         "seqmesh_batch_rows_possible_total",
         "Rows that the same batches had room for: max_batch_size each",
-        lambda each: _possible_rows(each.statistics, each.record),
+        _possible_rows,
     ),
 )
 CACHED: Sequence[Text] = (
-    (
-        "nv_cache_num_hits_per_model",
-        "Number of cache hits per model",
-        lambda each: each.statistics.durations["cache_hit"].count,
-    ),
-    (
-        "nv_cache_num_misses_per_model",
-        "Number of cache misses per model",
-        lambda each: each.statistics.durations["cache_miss"].count,
-    ),
-    (
-        "nv_cache_hit_duration_per_model",
-        "Total cache hit duration per model, in microseconds",
-        lambda each: each.statistics.durations["cache_hit"].ns // 1000,
-    ),
+    ("nv_cache_num_hits_per_model", "Number of cache hits per model", _times("cache_hit")),
+    ("nv_cache_num_misses_per_model", "Number of cache misses per model", _times("cache_miss")),
+    ("nv_cache_hit_duration_per_model", "Total cache hit duration per model, in microseconds", _us("cache_hit")),
     (
         "nv_cache_miss_duration_per_model",
         "Total cache miss (insert+lookup) duration per model, in microseconds",
-        lambda each: each.statistics.durations["cache_miss"].ns // 1000,
+        _us("cache_miss"),
     ),
 )
 REPLAYED: Sequence[Text] = (
     (
         "seqmesh_sequence_log_full",
         "Number of sequences that stopped being recoverable because their log of steps reached its bound",
-        lambda each: each.statistics.counts.get(FULL_LOGS, 0),
+        _counted(FULL_LOGS),
     ),
 )
 SEQUENCES: Sequence[Text] = (
@@ -180,13 +181,9 @@ SEQUENCES: Sequence[Text] = (
     (
         "seqmesh_batches_held_total",
         "Batches that waited for sequences that were about to come back",
-        lambda each: each.statistics.counts.get(HELD_BATCHES, 0),
+        _counted(HELD_BATCHES),
     ),
-    (
-        "seqmesh_batch_rows_gained_total",
-        "Rows that came while their batch waited for them",
-        lambda each: each.statistics.counts.get(GAINED_ROWS, 0),
-    ),
+    ("seqmesh_batch_rows_gained_total", "Rows that came while their batch waited for them", _counted(GAINED_ROWS)),
 )
 STAGES = (
     (
@@ -251,10 +248,6 @@ def _failures(models: Sequence[Shown]) -> Family:
     )
 
 
-def _duration(models: Sequence[Shown], name: str, text: str, of: str) -> Family:
-    return _family(models, "counter", name, f"Cumulative {text}", lambda each: each.statistics.durations[of].ns // 1000)
-
-
 PAGING: Sequence[tuple[str, str, Callable[[WaitingLine], Mapping[str, int]]]] = (
     ("seqmesh_paged_out_total", "Times that a sequence gave up its slot", lambda line: line.paged_out),
     ("seqmesh_paged_in_total", "Times that a paged sequence wanted a slot", lambda line: line.paged_in),
@@ -269,10 +262,6 @@ def _paging(models: Sequence[Shown]) -> list[Family]:
         for name, text, of in PAGING
         if models
     ]
-
-
-def _possible_rows(statistics: ModelStatistics, record: ModelRecord) -> int:
-    return statistics.execution_count * max(1, record.config.max_batch_size)
 
 
 OCCUPANCIES: Sequence[tuple[str, str, Callable[[Shown], int]]] = (
