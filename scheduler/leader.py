@@ -12,11 +12,10 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 
 from scheduler.core import invariants
 from scheduler.core.actions import Action
-from scheduler.core.away import Lent
 from scheduler.core.decide import UNREADABLE, decide, in_takeover, is_due, reclaimed_together
 from scheduler.core.events import ClockRead, Event, SequenceOver, SequenceWaits, SharesSeen, Tick, VersionsWithdrawn
 from scheduler.core.spares import has_spares_only
-from scheduler.core.state import CONFIRMED, ExecutorPhase, LeaderState, Policy, SequencePhase
+from scheduler.core.state import CONFIRMED, ExecutorPhase, LeaderState, Lent, Policy, SequencePhase
 from scheduler.effects import EffectPerformer
 from scheduler.ingest import Offers, Poll, StreamEntry, StreamKind, member_events, sources, stream_events
 from scheduler.lent_slots import LentSlots

@@ -1,17 +1,16 @@
 """To which shard of a Cluster each slot was lent last. It is noted beside the leases, before the slot is given there.
 
 A leader reads in Redis which sequences hold which slots. Of a shard whose node cannot be reached it cannot. Then the
-notes still tell which slots the shard's sequences may hold (`scheduler.core.away`), whoever led before: a slot that was
-lent to another shard since then is none of these. With one server nothing is noted: without it nobody leads.
+notes still tell which slots the shard's sequences may hold (`LeaderState.withheld`), whoever led before: a slot that
+was lent to another shard since then is none of these. With one server nothing is noted: without it nobody leads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from scheduler.core.away import Lent
 from scheduler.core.slots import SlotAddress
-from scheduler.core.state import LeaderState
+from scheduler.core.state import LeaderState, Lent
 from scheduler.mesh import MeshAccess
 from shared.contract.ids import ExecutorId, InstanceIndex, ShardId, SlotIndex, Term, shard_of
 from shared.store.connections.homes import MESH_TAG

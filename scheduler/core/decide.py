@@ -7,8 +7,9 @@ given to others. A late or repeated event is recognised by its entry or its epoc
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 
-from scheduler.core import away, balance, expiry, forecasts, paging, spares
+from scheduler.core import balance, expiry, forecasts, paging, spares
 from scheduler.core.actions import Action, Assign, Forget, LookForExpired, Pause, Reclaim, ReclaimPart, Reject
 from scheduler.core.backlog import MOVING_RANK
 from scheduler.core.events import (
@@ -491,7 +492,10 @@ def furnish(state: LeaderState, executor: Executor) -> None:
     for place, shard in spare:
         if (table := state.ring(place.version).tables.get(executor.executor)) is not None:
             table.put_by(place, shard)
-    away.furnish(state, executor.executor)
+    for place in chain.from_iterable(state.withheld.values()):
+        table = state.ring(place.version).tables.get(place.executor)
+        if place.executor == executor.executor and table is not None:
+            table.withhold(place)
 
 
 def keeps_its_slot(state: LeaderState, sequence: Sequence) -> bool:

@@ -1,7 +1,7 @@
 """Slots: the places that an executor has for sequences, each held by one live sequence. One table per executor and
 version. Only the executor knows whether a slot is a place for a state or a row of the batch.
 
-A slot is free, spare (`scheduler.core.spares`), taken by one sequence, or withheld (`scheduler.core.away`). Freeing a
+A slot is free, spare (`scheduler.core.spares`), taken by one sequence, or withheld (`LeaderState.withheld`). Freeing a
 slot that the sequence does not hold raises.
 """
 
@@ -53,7 +53,7 @@ class InstanceSlots:
     There may be hundreds of thousands of slots, most of which are never used.
 
     spare     slots that are laid out in Redis (`scheduler.core.spares`), with the shard; a sequence may have one by now
-    withheld  slots that nobody gets (`scheduler.core.away`)
+    withheld  slots that nobody gets (`LeaderState.withheld`)
     """
 
     def __init__(self, slots: int) -> None:

@@ -20,6 +20,9 @@ from scheduler.core.slots import OfferedVersion, SlotAddress, SlotTable
 from shared.contract.hashing import VIRTUAL_NODES
 from shared.contract.ids import Epoch, ExecutorId, SequenceId, ShardId, first_shards
 
+Lent = Mapping[ShardId, frozenset[SlotAddress]]
+"""By shard: the slots that its sequences hold, or may hold."""
+
 
 class SequencePhase(StrEnum):
     """The phase of a sequence, as its leader sees it.
@@ -212,7 +215,8 @@ class LeaderState:
     uneven_since_ms  versions whose load is uneven -> since when
     wishes           operators' wishes, one per sequence
     freed            by version: how often slots become free
-    withheld         of each shard that is led without: the slots that its sequences may hold (`scheduler.core.away`)
+    withheld         of each shard whose node of a Cluster is away: the slots that its sequences may hold, which nobody
+                     else gets. All other shards are led as ever; when the node is back, another leader leads all
     found_until      epochs up to which sequences were found when the state was rebuilt, by shard
     used             versions that have had sequences
     superseded       sequences of whose end the feed is still to tell, by epoch -> the slot, which counts as spare
@@ -234,7 +238,7 @@ class LeaderState:
     uneven_since_ms: dict[str, int] = field(default_factory=dict[str, int])
     wishes: dict[SequenceId, Wish] = field(default_factory=dict[SequenceId, Wish])
     freed: defaultdict[str, FreedSlots] = field(default_factory=lambda: defaultdict[str, FreedSlots](FreedSlots))
-    withheld: Mapping[ShardId, frozenset[SlotAddress]] = field(default_factory=dict[ShardId, frozenset[SlotAddress]])
+    withheld: Lent = field(default_factory=dict[ShardId, frozenset[SlotAddress]])
     found_until: Mapping[ShardId, Epoch] = field(default_factory=dict[ShardId, Epoch])
     used: set[str] = field(default_factory=set[str])
     superseded: dict[tuple[SequenceId, Epoch], SlotAddress] = field(

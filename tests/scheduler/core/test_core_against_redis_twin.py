@@ -34,7 +34,6 @@ from scheduler.core.actions import (
     Vacate,
     WantSlots,
 )
-from scheduler.core.away import Lent
 from scheduler.core.backlog import Entry
 from scheduler.core.decide import decide, in_takeover, is_due
 from scheduler.core.events import (
@@ -62,7 +61,7 @@ from scheduler.core.events import (
     WaitEnded,
 )
 from scheduler.core.slots import OfferedVersion, SlotAddress
-from scheduler.core.state import LeaderState, Policy
+from scheduler.core.state import LeaderState, Lent, Policy
 from shared.contract.ids import Epoch, ExecutorId, SequenceId, ShardId, first_shards, shard_of
 from tests.scheduler.state_view import view
 
