@@ -12,7 +12,6 @@ from __future__ import annotations
 import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from shared.contract.errors import Code, RequestError
 from shared.origins import Origins
@@ -39,11 +38,6 @@ class Access:
     token: str
     origins: Origins
     is_loopback: bool
-
-    def check_origin(self, scope: Mapping[str, Any]) -> None:
-        """Raises RequestError for a request that a foreign page makes through a browser."""
-        if refusal := self.origins.refusal(scope):
-            raise RequestError(refusal, Code.FORBIDDEN)
 
     def check_reader(self, headers: Mapping[str, str]) -> None:
         """Raises RequestError for somebody who may not read."""

@@ -265,12 +265,9 @@ class Guarded:
                 message["headers"] = [*message["headers"], *SECURITY_HEADERS]
             await send(message)
 
-        try:
-            self._access.check_origin(scope)
-        except RequestError as refusal:
-            await answered({"error": refusal.message}, 403)(scope, receive, with_headers)
-            return
-        await self._app(scope, receive, with_headers)
+        refusal = self._access.origins.refusal(scope)
+        app = answered({"error": refusal}, STATUS[Code.FORBIDDEN]) if refusal else self._app
+        await app(scope, receive, with_headers)
 
 
 def build_app(routes: ConsoleRoutes, files: Mapping[str, bytes]) -> ASGIApp:

@@ -37,11 +37,11 @@ class MeshNews(msgspec.Struct, frozen=True):
 
 
 class EventLog:
-    """The latest lines, oldest first."""
+    """The latest lines, oldest first. last: the number of the latest one; 0 if there is none"""
 
     def __init__(self) -> None:
         self._lines: deque[MeshNews] = deque(maxlen=EVENTS_KEPT)
-        self._number = 0
+        self.last = 0
 
     @property
     def lines(self) -> list[MeshNews]:
@@ -51,14 +51,9 @@ class EventLog:
         """The lines behind that number."""
         return [line for line in self._lines if line.number > number]
 
-    @property
-    def last(self) -> int:
-        """The number of the latest line; 0 if there is none."""
-        return self._number
-
     def add(self, at_ms: int, tone: str, text: str) -> None:
-        self._number += 1
-        self._lines.append(MeshNews(self._number, at_ms, tone, text))
+        self.last += 1
+        self._lines.append(MeshNews(self.last, at_ms, tone, text))
 
     def see(self, before: Snapshot | None, now: Snapshot) -> None:
         """Adds what happened between two readings."""
