@@ -93,6 +93,8 @@ class ModelTensor:
         """A tensor from a DLPack capsule, or from an object that supports DLPack; a GPU tensor is copied to the
         host.
         """
+        # torch gives the numbers of a negative view (`z.conj().imag`) without their sign.
+        tensor = tensor.resolve_neg() if hasattr(tensor, "resolve_neg") else tensor
         if _is_plain_host_array(tensor):
             return ModelTensor(name, np.from_dlpack(tensor))
         try:

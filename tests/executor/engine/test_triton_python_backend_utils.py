@@ -69,6 +69,13 @@ def test_a_tensor_goes_to_torch_and_back_without_losing_anything() -> None:
     assert ("c", [2, 3], True) == (from_capsule.name(), from_capsule.shape(), from_capsule.is_cpu())
 
 
+def test_a_negative_view_of_torch_keeps_its_sign() -> None:
+    """Torch gives away the memory that such a view negates."""
+    imaginary = torch.tensor([[1 + 2j, 3 - 4j]]).conj().imag
+
+    assert [[-2, 4]] == pb_utils.Tensor.from_dlpack("t", imaginary).as_numpy().tolist()
+
+
 def test_an_environment_without_torch_takes_capsules_by_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     """As TensorFlow and older releases of others give them; what numpy lacks is told with the remedy."""
     numbers = np.arange(6, dtype=np.float32).reshape(2, 3)
