@@ -36,8 +36,8 @@ class LogFile:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         return self.path.open("ab")
 
-    def new_important_lines(self) -> list[str]:
-        """Warnings and errors since the last call, with the indented lines (tracebacks) that follow them.
+    def new_important_lines(self, least: Level = Level.WARNING) -> list[str]:
+        """What is as bad as that since the last call, with the indented lines (tracebacks) that follow it.
 
         A line that repeats is returned at growing intervals.
         """
@@ -47,7 +47,7 @@ class LogFile:
             if level is not None:
                 # A process that ends again and again logs the same line each time, but for the time in it.
                 said = TIME.sub("", line, count=1)
-                self._important = level >= Level.WARNING and self._repeats.suppressed(said) is not None
+                self._important = level >= least and self._repeats.suppressed(said) is not None
             elif not line.startswith(" "):
                 self._important = False
             if self._important:

@@ -7,7 +7,8 @@
                      the end
     control.sock     by which the console asks for an executor to be killed (`control.py`)
     redis/           the embedded server's data and its socket
-    logs/<name>.log  a child's output; its warnings and errors also go to the terminal. Cut at 32 MiB, with one old file
+    logs/<name>.log  a child's output; its warnings and errors also go to the terminal, but for warnings while
+                     the embedded server is away. Cut at 32 MiB, with one old file
 
 Only the owner may read these files. The services themselves run with the user's own umask, so files that a model writes
 have the permissions that the user expects.
@@ -75,6 +76,7 @@ from deploy.local.tether import tethered
 from shared.contract.errors import FAILED
 from shared.process.addresses import authority
 from shared.process.cpu_policy import schedule_by
+from shared.process.logs import Level
 from shared.process.machine import available_cores
 from shared.settings import variable_name
 from shared.store.connections.redis_url import url_without_password
@@ -83,6 +85,8 @@ PROBE_INTERVAL_S = 0.1
 PROGRESS_INTERVAL_S = 5.0
 """Pause between two messages about gateways that are not ready."""
 LOG_INTERVAL_S = 0.2
+ECHO_S = 1.0
+"""For so long after the embedded server is back services may still say that it was away."""
 CONTROL_SOCKET = "control.sock"
 
 
@@ -167,6 +171,8 @@ class Launcher:
         self._log_files = {name: LogFile(Path(child.state.log)) for name, child in self._plans.items()}
         self._exit_code: int | None = None
         self._ready = False
+        self._server_away = False
+        """From the end of the embedded server until it takes commands again. Every service warns of that."""
 
     async def run(self) -> int:
         """Starts the children, watches them, and stops them in order. Returns the exit code when all have ended."""
@@ -269,6 +275,7 @@ class Launcher:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         self._plans[name].state.pid = 0
+        self._server_away |= self._plans[name].state.service == SERVER
         self._write_state()
         self._events.put_nowait(Exited(name, code))
 
@@ -306,9 +313,8 @@ class Launcher:
     async def _announce_readiness(self) -> None:
         """Lets the services start when the server takes commands, and announces when every gateway is ready."""
         if self._server is not None:
-            redis = self._plans["redis"].state
             # Another process is waited for: nothing here could set an event.
-            while not (redis.pid and await asyncio.to_thread(serves, self._server, redis.pid)):  # noqa: ASYNC110
+            while not await self._is_served(self._server):  # noqa: ASYNC110
                 await asyncio.sleep(PROBE_INTERVAL_S / 2)
             self._events.put_nowait(MeshEvent.SERVER_READY)
         said_at = time.monotonic()
@@ -322,6 +328,11 @@ class Launcher:
         self._write_state()
         self._events.put_nowait(MeshEvent.MESH_READY)
         say(self._ready_text())
+
+    async def _is_served(self, server: Path) -> bool:
+        """Whether the embedded server takes commands."""
+        pid = self._plans[SERVER].state.pid
+        return bool(pid) and await asyncio.to_thread(serves, server, pid)
 
     async def _not_ready(self) -> list[str]:
         """Gateways that are not ready, each with the reason and the log that tells more. Each is asked on the port that
@@ -367,10 +378,16 @@ class Launcher:
         while True:
             await asyncio.sleep(LOG_INTERVAL_S)
             self._relay_new_lines()
+            if self._server is not None and self._server_away and await self._is_served(self._server):
+                say("redis takes commands again; what the services said of its absence is in their logs")
+                await asyncio.sleep(ECHO_S)
+                self._relay_new_lines()
+                self._server_away = False
 
     def _relay_new_lines(self) -> None:
+        least = Level.ERROR if self._server_away else Level.WARNING
         for name, log in self._log_files.items():
-            for line in log.new_important_lines():
+            for line in log.new_important_lines(least):
                 show(f"{name} | {line}", sys.stderr)
 
 

@@ -31,6 +31,7 @@ from deploy.local.plans import gateway_ports, number_of_gateways, shares_of_memo
 from deploy.local.settings import UpSettings
 from shared.contract.limits import GATEWAY_MEMORY_MIN
 from shared.process.endings import SAME_STOP_S
+from shared.process.logs import Level
 from shared.process.machine import available_bytes
 from tests.markdown_pages import ROOT
 from tests.mesh.running_mesh import PATIENCE_S, wait
@@ -373,6 +374,7 @@ def test_a_server_that_is_killed_comes_back_at_the_same_address(launch: Launch) 
     launcher.reads_until("redis was killed by SIGKILL")
 
     assert launcher.comes_back("redis", before)
+    launcher.reads_until("redis takes commands again")
     assert launcher.state().redis_url == url
 
 
@@ -611,7 +613,11 @@ def test_a_log_shows_warnings_with_their_tracebacks_once_and_only_whole_lines(tm
         assert log.new_important_lines() == ["2026-01-01T00:00:00.000Z ERROR   broken", "    Traceback"]
 
         file.write(b"ING late\n")
-    assert log.new_important_lines() == ["2026-01-01T00:00:00.000Z WARNING late"]
+        file.flush()
+        assert log.new_important_lines() == ["2026-01-01T00:00:00.000Z WARNING late"]
+
+        file.write(b"2026-01-01T00:00:00.000Z WARNING no redis\n2026-01-01T00:00:00.000Z ERROR   older data\n")
+    assert log.new_important_lines(Level.ERROR) == ["2026-01-01T00:00:00.000Z ERROR   older data"]
     assert log.new_important_lines() == []
 
 
