@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -259,11 +259,16 @@ def of_unused_nodes(unused: Iterable[str], shards: int) -> Iterator[Diagnosis]:
 # -- services and models -----------------------------------------------------------------------------------------------
 
 
-def of_services(lines: Sequence[ServiceLine], now_ms: int) -> Iterator[Diagnosis]:
-    """Whether each kind of service runs, and all are of one format. now_ms: clock of Redis"""
+def of_services(lines: Sequence[ServiceLine], now_ms: int, dead: Collection[str]) -> Iterator[Diagnosis]:
+    """Whether each kind of service runs, and all are of one format.
+
+    now_ms  clock of Redis
+    dead    schedulers whose sign of life, which lasts for a lease, has ended
+    """
     for service in SERVICES:
         here = [line for line in lines if line.service == service]
-        spoke = sorted(line.name for line in here if now_ms - line.told_ms < SILENT_MS)
+        gone = dead if service == "scheduler" else ()
+        spoke = sorted(line.name for line in here if now_ms - line.told_ms < SILENT_MS and line.name not in gone)
         # A service that was killed counts for a while. Not named is one that was started again under its name.
         silent = sorted({(line.name, (now_ms - line.told_ms) // 1000) for line in here if line.name not in spoke})
         told = "; ".join(f"{name} has told nothing for {silent_s} s" for name, silent_s in silent)

@@ -179,8 +179,11 @@ async def of_members(mesh: OperatedMesh, *, are_all_there: bool) -> list[Diagnos
     with_leader = sorted(model for model, has_leader in led.items() if has_leader)
     lines = await read_lines(mesh.redis, mesh.keys, with_leader) if are_all_there else {}
     live = await read_live(mesh.redis, mesh.keys, sorted(led)) if are_all_there else {}
+    told = await services(mesh.redis, mesh.keys)
+    schedulers = {line.name for line in told if line.service == "scheduler"}
+    dead = [name for name in schedulers if not await mesh.redis.exists(mesh.keys.scheduler(name))]
     return [
-        *diagnoses.of_services(await services(mesh.redis, mesh.keys), await redis_now_ms(mesh.redis)),
+        *diagnoses.of_services(told, await redis_now_ms(mesh.redis), dead),
         *diagnoses.of_executors(members, await mesh.membership.drained()),
         *diagnoses.of_leaders(led),
         *diagnoses.of_models(members, lines, live),

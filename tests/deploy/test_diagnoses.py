@@ -156,7 +156,7 @@ def test_each_kind_of_service_must_run_and_all_of_one_format() -> None:
         ServiceLine("executor", "executor-1", "9.9", "other", 0),
     ]
 
-    found = {one.severity: one.text for one in of_services(lines, 0) if one.severity is not Severity.OK}
+    found = {one.severity: one.text for one in of_services(lines, 0, ()) if one.severity is not Severity.OK}
 
     assert "no scheduler runs" == found[Severity.FAIL]
     assert found[Severity.WARN].endswith("executor-1 (9.9)")
@@ -175,13 +175,15 @@ def test_a_service_that_was_killed_is_not_said_to_run() -> None:
         line("executor", "e", 85_001),
     ]
 
-    found = [(one.severity, one.text) for one in of_services(lines, 100_000)]
+    found = [(one.severity, one.text) for one in of_services(lines, 100_000, ())]
 
     assert [
         (Severity.WARN, "2 gateways: a, c; b has told nothing for 24 s"),
         (Severity.FAIL, "no scheduler runs: s has told nothing for 15 s"),
         (Severity.OK, "1 executor: e"),
     ] == found
+    lines = [line("scheduler", "s", 98_000), line("scheduler", "t", 98_000), line("executor", "s", 98_000)]
+    assert "1 scheduler: t; s has told nothing for 2 s" in [one.text for one in of_services(lines, 100_000, {"s"})]
 
 
 def test_executors_that_do_not_serve_are_named() -> None:
