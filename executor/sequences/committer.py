@@ -85,8 +85,9 @@ class Committer:
             commits = _ServerCommits(scripts, Link(server), executor, tombstone_ms, self._moved_on)
             self._servers.append(commits)
             self._server_of |= dict.fromkeys(shards, commits)
-        self._below_bounds = asyncio.Event()
-        self._below_bounds.set()
+        self.below_bounds = asyncio.Event()
+        """Set while another batch may be computed."""
+        self.below_bounds.set()
         self._progress = asyncio.Event()
 
     def put(self, owner: CommitOwner, steps: Sequence[StepCommit]) -> Taken:
@@ -108,23 +109,14 @@ class Committer:
     def _look_at_bounds(self) -> None:
         steps = sum(server.open_steps for server in self._servers)
         if steps >= OPEN_STEPS_MAX or sum(server.open_bytes for server in self._servers) >= OPEN_BYTES_MAX:
-            self._below_bounds.clear()
+            self.below_bounds.clear()
         else:
-            self._below_bounds.set()
+            self.below_bounds.set()
 
     async def final(self, taken: Taken) -> None:
         """Returns when the steps that had been taken then are final."""
         while any(server.done < count for server, count in zip(self._servers, taken, strict=False)):
             await self._progress.wait()
-
-    @property
-    def is_below_bounds(self) -> bool:
-        """Whether another batch may be computed."""
-        return self._below_bounds.is_set()
-
-    async def below_bounds(self) -> None:
-        """Returns when another batch may be computed."""
-        await self._below_bounds.wait()
 
     async def drained(self) -> None:
         """Returns when every step that was put is final."""

@@ -162,7 +162,7 @@ class SequenceModel:
                 await self._conclude(instance, instance.given[0])
                 if not instance.given:
                     # Computing waits here while too many commits are open.
-                    await self._committer.below_bounds()
+                    await self._committer.below_bounds.wait()
                     if len(self.state.ready[instance.worker.index]):
                         # Batches that ran on the loop: whatever else waits for it has its turn between them.
                         await asyncio.sleep(0)
@@ -174,7 +174,7 @@ class SequenceModel:
         """Gives an instance that rests its next batch, in this turn of the loop. A short one has run then, and is
         concluded; everything else is for the instance's own loop.
         """
-        if not instance.rests or instance.given or self._stopping or not self._committer.is_below_bounds:
+        if not instance.rests or instance.given or self._stopping or not self._committer.below_bounds.is_set():
             return
         batch = self._next_batch(instance, was_busy=False)
         if isinstance(batch, Wait):
@@ -190,7 +190,7 @@ class SequenceModel:
 
     def _stage(self, instance: Instance) -> None:
         """Gives the engine the batch that it runs next, while it runs one, if that batch is settled."""
-        if len(instance.given) == 1 and not self._stopping and self._committer.is_below_bounds:
+        if len(instance.given) == 1 and not self._stopping and self._committer.below_bounds.is_set():
             batch = staged_batch(self.state, instance.worker.index, monotonic_us())
             if batch is not None:
                 self._give(instance, batch)

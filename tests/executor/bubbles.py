@@ -65,10 +65,10 @@ class Device:
 class Callers:
     """In the committer's place: everything is final at once, and the caller of a step sends the next one."""
 
-    is_below_bounds = True
-
     def __init__(self) -> None:
         self.steps = 0
+        self.below_bounds = asyncio.Event()
+        self.below_bounds.set()
         self._chance = random.Random(7)
 
     def begin(self, model: SequenceModel) -> None:
@@ -84,9 +84,6 @@ class Callers:
             loop.call_later(self._chance.uniform(*THINK_S), self._send, owner, step.sequence, step.step + 1)
         self.steps += len(steps)
         return self.steps
-
-    async def below_bounds(self) -> None:
-        """As `Committer.below_bounds`."""
 
     def _send(self, model: SequenceModel, sequence: SequenceId, number: int) -> None:
         slot = int(sequence.rpartition("i")[2])

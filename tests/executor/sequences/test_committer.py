@@ -152,9 +152,9 @@ async def test_computing_waits_while_what_waits_for_redis_has_too_many_bytes(
     made = Committer(Scripts(mesh.redis, mesh.keys), mesh.redis, mesh.keys, EXECUTOR, 60_000)
 
     made.put(owner, [step_commit(mesh.sequence(7), epoch, 1, "0-1", bytes(99))])
-    await made.below_bounds()
+    await made.below_bounds.wait()
     made.put(owner, [step_commit(mesh.sequence(7), epoch, 2, "0-2", bytes(1))])
-    waiting = asyncio.create_task(made.below_bounds())
+    waiting = asyncio.create_task(made.below_bounds.wait())
     await asyncio.sleep(0)
     assert not waiting.done()
 

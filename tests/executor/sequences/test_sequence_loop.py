@@ -114,10 +114,10 @@ class HeldEngine:
 class RecordedCommits:
     """In the committer's place: everything is final at once. settled: cleared, its commits seem to be on their way."""
 
-    is_below_bounds = True
-
     def __init__(self) -> None:
         self.steps: list[StepCommit] = []
+        self.below_bounds = asyncio.Event()
+        self.below_bounds.set()
         self.settled = asyncio.Event()
         self.settled.set()
 
@@ -133,7 +133,6 @@ class RecordedCommits:
         if taken:
             await self.settled.wait()
 
-    async def below_bounds(self) -> None: ...
     async def drained(self) -> None: ...
 
     def outcome(self, step: int, correlation_id: CorrelationId = 7) -> StepOutcome | None:
@@ -339,16 +338,13 @@ async def test_no_batch_is_computed_while_too_many_commits_wait_for_redis() -> N
         on.step(1, START)
         on.step(2)
         await on.begun(1)
-        below_bounds = asyncio.Event()
-        on.commits.is_below_bounds = False
-        cast("Any", on.commits).below_bounds = below_bounds.wait
+        on.commits.below_bounds.clear()
         on.engines[0].let_go(2)
         await until(lambda: on.commits.outcome(1) is not None)
         await asyncio.sleep(0.05)
         assert 1 == len(on.engines[0].batches)
 
-        on.commits.is_below_bounds = True
-        below_bounds.set()
+        on.commits.below_bounds.set()
         await until(lambda: on.commits.outcome(2) is not None)
 
 
@@ -820,7 +816,8 @@ class TestShortBatches:
         async with short_batches(config(Oldest(4))) as on:
             if reason == "stopping":
                 await on.model.quiet()
-            on.commits.is_below_bounds = reason == "stopping"
+            if reason == "too many commits":
+                on.commits.below_bounds.clear()
             on.step(1, START, more=True)
 
             on.model.look(at_once=True)
@@ -1086,7 +1083,7 @@ class TestStaging:
 
     async def test_nothing_is_staged_while_too_many_commits_are_open(self) -> None:
         async with stage(config(Oldest(64))) as on:
-            on.commits.is_below_bounds = False
+            on.commits.below_bounds.clear()
             await self.two_full(on)
 
             assert 4 == len(on.model.state.ready[0])
