@@ -25,15 +25,17 @@ class ControlTensors:
         self._flags = [control for control in config.controls if control.kind is not ControlKind.CORRID]
         self._correlation = next((c for c in config.controls if c.kind is ControlKind.CORRID), None)
         self._takes_strings = self._correlation is not None and self._correlation.datatype == "BYTES"
-        self._made: dict[tuple[bool, bool], Mapping[str, Tensor]] = {}
-        self.null_row = self._null_row()
+        self._made = {
+            (start, end): self._flag_tensors(start=start, end=end, ready=True)
+            for start in (False, True)
+            for end in (False, True)
+        }
+        unset = self._flag_tensors(start=False, end=False, ready=False)
+        self.null_row: Mapping[str, Tensor] = {**self.of_nobody(start=False, end=False), **unset}
 
     def of(self, *, start: bool, end: bool, correlation_id: CorrelationId) -> Mapping[str, Tensor]:
         """Control tensors of a step's row. The correlation id must have passed `problem`."""
-        key = (start, end)
-        flags = self._made.get(key)
-        if flags is None:
-            flags = self._made[key] = self._flag_tensors(start=start, end=end, ready=True)
+        flags = self._made[start, end]
         if self._correlation is None:
             return flags
         return {**flags, self._correlation.name: self._correlation_tensor(self._correlation, correlation_id)}
@@ -55,13 +57,6 @@ class ControlTensors:
             f"sequence batching control '{control.name}' data-type is '{given}', but model '{self._model}' "
             f"expects '{control.datatype}'"
         )
-
-    def _null_row(self) -> Mapping[str, Tensor]:
-        flags = self._flag_tensors(start=False, end=False, ready=False)
-        if self._correlation is None:
-            return flags
-        nobody = "" if self._takes_strings else 0
-        return {**flags, self._correlation.name: self._correlation_tensor(self._correlation, nobody)}
 
     def _flag_tensors(self, *, start: bool, end: bool, ready: bool) -> dict[str, Tensor]:
         on = {ControlKind.START: start, ControlKind.END: end, ControlKind.READY: ready}
