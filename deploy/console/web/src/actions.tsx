@@ -2,8 +2,8 @@
 import { useState } from "preact/hooks";
 import { Confirm } from "./dialog";
 import { idText, queryOf } from "./format";
-import { ask } from "./session";
-import { say } from "./store";
+import { ask, hasToken } from "./session";
+import { askToSignIn, say } from "./store";
 import type { Executor, Sequence, View } from "./types";
 
 const OPEN = new Set(["waiting", "live", "moving", "paged", "paused"]);
@@ -21,18 +21,11 @@ async function tell(one: Sequence, action: Action, more: Record<string, string> 
   say("good", `Sequence ${idText(one)}: ${said}.`);
 }
 
-interface Props {
-  one: Sequence;
-  view: View;
-  signedIn: boolean;
-  signIn: () => void;
-}
-
-export function SequenceActions({ one, view, signedIn, signIn }: Props) {
+export function SequenceActions({ one, view }: { one: Sequence; view: View }) {
   const [asking, setAsking] = useState<Action | null>(null);
   if (!isOpen(one)) return null;
-  if (!signedIn) {
-    return <p class="hint"><button class="link" onClick={signIn}>Sign in</button> to pause, move or end it.</p>;
+  if (!hasToken()) {
+    return <p class="hint"><button class="link" onClick={askToSignIn}>Sign in</button> to pause, move or end it.</p>;
   }
   const close = () => setAsking(null);
   const resume = () => void tell(one, "resume").catch((refused: unknown) => say("bad", refused instanceof Error ? refused.message : String(refused)));

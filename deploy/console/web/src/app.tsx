@@ -8,7 +8,7 @@ import { Overview } from "./overview";
 import { SequencePage, Sequences } from "./sequences";
 import { SignIn } from "./signin";
 import { hasToken, signOut } from "./session";
-import { forgetNotice, useStore, watch, type State } from "./store";
+import { askToSignIn, endSigning, forgetNotice, useStore, watch, type State } from "./store";
 
 const PAGES: [string, string][] = [
   ["", "Overview"],
@@ -31,8 +31,7 @@ function place(): Place {
 export function App() {
   const state = useStore();
   const [at, setAt] = useState(place);
-  const [signing, setSigning] = useState(false);
-  const [signedIn, setSignedIn] = useState(hasToken);
+  const signedIn = hasToken();
   const main = useRef<HTMLElement>(null);
   const watches = at.page === "sequence" ? `${at.query}` : "";
   const charts = at.page === "" || at.page === "charts" ? `${at.query}` : null;
@@ -63,7 +62,7 @@ export function App() {
 
   const leave = () => {
     signOut();
-    setSignedIn(false);
+    endSigning();
   };
   const mustSignIn = state.connection === "refused";
   return (
@@ -88,7 +87,7 @@ export function App() {
           {signedIn ? (
             <button class="quiet" onClick={leave}>Sign out</button>
           ) : (
-            <button class="quiet" onClick={() => setSigning(true)}>Sign in</button>
+            <button class="quiet" onClick={askToSignIn}>Sign in</button>
           )}
         </div>
       </header>
@@ -110,30 +109,22 @@ export function App() {
           <section class="empty">
             <h1>Sign in to see this mesh</h1>
             <p>This console can be reached by other machines, so it shows nothing without its token.</p>
-            <button class="primary" onClick={() => setSigning(true)}>Sign in</button>
+            <button class="primary" onClick={askToSignIn}>Sign in</button>
           </section>
         ) : (
-          <Page at={at} state={state} signedIn={signedIn} signIn={() => setSigning(true)} />
+          <Page at={at} state={state} />
         )}
       </main>
       <footer class="bottom">
         <span>seqmesh {state.begin?.release}</span>
         {state.view && <span>read in {state.view.took_ms.toFixed(0)} ms, while this page is open</span>}
       </footer>
-      {signing && (
-        <SignIn
-          close={() => setSigning(false)}
-          done={() => {
-            setSigning(false);
-            setSignedIn(true);
-          }}
-        />
-      )}
+      {state.signing && <SignIn />}
     </>
   );
 }
 
-function Page({ at, state, signedIn, signIn }: { at: Place; state: State; signedIn: boolean; signIn: () => void }) {
+function Page({ at, state }: { at: Place; state: State }) {
   if (state.view === null || state.begin === null) {
     return (
       <section class="empty" aria-busy="true">
@@ -144,11 +135,11 @@ function Page({ at, state, signedIn, signIn }: { at: Place; state: State; signed
   }
   const shown = { view: state.view, state };
   if (at.page === "sequences") return <Sequences {...shown} />;
-  if (at.page === "sequence") return <SequencePage {...shown} named={namedBy(at.query)} signedIn={signedIn} signIn={signIn} />;
+  if (at.page === "sequence") return <SequencePage {...shown} named={namedBy(at.query)} />;
   if (at.page === "models") return <Models {...shown} />;
   if (at.page === "charts") return <Charts {...shown} charted={chartedBy(at.query)} />;
   if (at.page === "events") return <Events events={state.events} />;
-  return <Overview {...shown} signedIn={signedIn} signIn={signIn} />;
+  return <Overview {...shown} />;
 }
 
 const WORDS: Record<State["connection"], [string, string]> = {

@@ -2,7 +2,8 @@ import { useState } from "preact/hooks";
 import { DrainDialog, serveAgain } from "./actions";
 import { compact, count, duration, hueOf, idText, keyOf, linkOf, percent } from "./format";
 import { KillDialog } from "./kill";
-import { sequencesOf } from "./store";
+import { hasToken } from "./session";
+import { askToSignIn, sequencesOf } from "./store";
 import type { Executor, Sequence, Served, View } from "./types";
 
 /** So many sequences of a model on one executor are shown with their ids; more of them are small squares. */
@@ -12,16 +13,9 @@ const SLOTS_DRAWN_MAX = 32;
 /** For so long it is marked that a sequence has come from elsewhere. */
 const FRESH_MS = 20_000;
 
-interface Props {
-  view: View;
-  canKill: boolean;
-  signedIn: boolean;
-  signIn: () => void;
-  killed: string;
-}
-
 /** killed: id of the executor that was killed from this page last, "" if none was */
-export function Executors({ view, canKill, signedIn, signIn, killed }: Props) {
+export function Executors({ view, canKill, killed }: { view: View; canKill: boolean; killed: string }) {
+  const signedIn = hasToken();
   const [killing, setKilling] = useState<Executor | null>(null);
   const [draining, setDraining] = useState<Executor | null>(null);
   const empty = view.sequences.length === 0 && view.point.live === 0;
@@ -31,7 +25,7 @@ export function Executors({ view, canKill, signedIn, signIn, killed }: Props) {
         <h2 id="executors">Executors and their sequences</h2>
         {canKill && !signedIn && (
           <p class="hint">
-            <button class="link" onClick={signIn}>Sign in</button> to kill one and see its sequences go on.
+            <button class="link" onClick={askToSignIn}>Sign in</button> to kill one and see its sequences go on.
           </p>
         )}
       </div>
@@ -58,11 +52,11 @@ export function Executors({ view, canKill, signedIn, signIn, killed }: Props) {
             killed={one.id === killed && one.state !== "dead"}
             drain={signedIn && ["serving", "closing"].includes(one.state) && !one.drained ? () => setDraining(one) : null}
             undrain={signedIn && one.drained ? () => void serveAgain(one.name, one.id) : null}
-            kill={canKill && one.killable && one.id !== killed ? () => (signedIn ? setKilling(one) : signIn()) : null}
+            kill={canKill && one.killable && one.id !== killed ? () => (signedIn ? setKilling(one) : askToSignIn()) : null}
           />
         ))}
       </ul>
-      <Drained names={view.drained} signedIn={signedIn} />
+      <Drained names={view.drained} />
       <Unplaced view={view} />
       {draining && <DrainDialog executor={draining} close={() => setDraining(null)} />}
       {killing && <KillDialog executor={killing} close={() => setKilling(null)} />}
@@ -71,14 +65,14 @@ export function Executors({ view, canKill, signedIn, signIn, killed }: Props) {
 }
 
 /** Executors that an operator has drained, and that are gone from the mesh until they may serve again. */
-function Drained({ names, signedIn }: { names: string[]; signedIn: boolean }) {
+function Drained({ names }: { names: string[] }) {
   if (names.length === 0) return null;
   return (
     <ul class="card drained" aria-label="Drained executors">
       {names.map((name) => (
         <li key={name} class="row">
           <span><b>{name}</b> is drained: it takes no sequence.</span>
-          {signedIn && <button class="quiet" onClick={() => void serveAgain(name, name)}>Let {name} serve again</button>}
+          {hasToken() && <button class="quiet" onClick={() => void serveAgain(name, name)}>Let {name} serve again</button>}
         </li>
       ))}
     </ul>

@@ -6,14 +6,7 @@ import { LastMinutes } from "./measures";
 import type { State } from "./store";
 import type { View } from "./types";
 
-interface Props {
-  view: View;
-  state: State;
-  signedIn: boolean;
-  signIn: () => void;
-}
-
-export function Overview({ view, state, signedIn, signIn }: Props) {
+export function Overview({ view, state }: { view: View; state: State }) {
   const { point } = view;
   const alive = view.executors.filter((one) => one.state !== "dead").length;
   const moving = view.models.reduce((sum, one) => sum + one.paged, 0);
@@ -29,7 +22,7 @@ export function Overview({ view, state, signedIn, signIn }: Props) {
         <Figure name="Executors alive" value={`${alive} of ${view.executors.length}`} tone={alive < view.executors.length ? "warn" : ""} />
       </dl>
       <KillReport kill={state.kill} />
-      <Executors view={view} canKill={state.begin?.can_kill ?? false} signedIn={signedIn} signIn={signIn} killed={state.kill?.id ?? ""} />
+      <Executors view={view} canKill={state.begin?.can_kill ?? false} killed={state.kill?.id ?? ""} />
       <LastMinutes view={view} state={state} />
       <section aria-labelledby="latest">
         <div class="row">

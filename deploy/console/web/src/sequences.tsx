@@ -134,15 +134,7 @@ function Table({ sequences, at }: { sequences: Sequence[]; at: number }) {
   );
 }
 
-interface PageProps {
-  view: View;
-  state: State;
-  named: Named | null;
-  signedIn: boolean;
-  signIn: () => void;
-}
-
-export function SequencePage({ view, state, named, signedIn, signIn }: PageProps) {
+export function SequencePage({ view, state, named }: { view: View; state: State; named: Named | null }) {
   const watched = state.watched;
   if (named === null) return <p class="empty-line">This address names no sequence. <a href="#/sequences">Search one.</a></p>;
   return (
@@ -157,7 +149,7 @@ export function SequencePage({ view, state, named, signedIn, signIn }: PageProps
       {watched !== null && watched.sequence !== null && (
         <>
           <Facts one={watched.sequence} at={view.at_ms} />
-          <SequenceActions one={watched.sequence} view={view} signedIn={signedIn} signIn={signIn} />
+          <SequenceActions one={watched.sequence} view={view} />
         </>
       )}
       {watched !== null && watched.lines.length > 0 && (

@@ -1,7 +1,8 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { signIn } from "./session";
+import { endSigning } from "./store";
 
-export function SignIn({ close, done }: { close: () => void; done: () => void }) {
+export function SignIn() {
   const dialog = useRef<HTMLDialogElement>(null);
   const [token, setToken] = useState("");
   const [wrong, setWrong] = useState("");
@@ -10,7 +11,7 @@ export function SignIn({ close, done }: { close: () => void; done: () => void })
   async function submit(event: Event): Promise<void> {
     event.preventDefault();
     try {
-      if (await signIn(token.trim())) done();
+      if (await signIn(token.trim())) endSigning();
       else setWrong("This is not the token of this console.");
     } catch {
       setWrong("The console does not answer.");
@@ -18,7 +19,7 @@ export function SignIn({ close, done }: { close: () => void; done: () => void })
   }
 
   return (
-    <dialog ref={dialog} onClose={close} aria-labelledby="signin-title">
+    <dialog ref={dialog} onClose={endSigning} aria-labelledby="signin-title">
       <form onSubmit={(event) => void submit(event)}>
         <h2 id="signin-title">Sign in</h2>
         <p>

@@ -38,6 +38,8 @@ export interface State {
   watched: Watched | null;
   kill: Kill | null;
   notice: Notice | null;
+  /** Whether the dialog of signing in is open. */
+  signing: boolean;
 }
 
 let state: State = {
@@ -51,6 +53,7 @@ let state: State = {
   watched: null,
   kill: null,
   notice: null,
+  signing: false,
 };
 const subscribers = new Set<() => void>();
 let stop: () => void = () => undefined;
@@ -119,6 +122,16 @@ export function beginKill(name: string, id: string, held: number): void {
 /** Says what an action did, until the next one, or until it is closed. */
 export function say(tone: Notice["tone"], text: string): void {
   change({ notice: { tone, text } });
+}
+
+/** Opens the dialog of signing in. */
+export function askToSignIn(): void {
+  change({ signing: true });
+}
+
+/** The dialog of signing in is closed, or who had signed in has left. */
+export function endSigning(): void {
+  change({ signing: false });
 }
 
 export function forgetNotice(): void {
