@@ -9,6 +9,8 @@ python -m tests.simulation --mutants                 every fault that is put in 
 ... --vary                                           with what the others leave out (varying.py)
 ... --beside                                         with a second model on the same executors (beside.py)
 ... --lose                                           with a store that loses its newest data (losing.py)
+... --refuse                                         with a store that refuses for a while (refusing.py)
+... --cluster                                        with a Cluster, whose nodes do that each by itself (refusing.py)
 ... --reshard                                        to another number of shards in the middle of it (resharding.py)
 ... --drill "killed executor"                        how long things take when that goes wrong (drills.py)
 """
@@ -30,6 +32,7 @@ from tests.simulation.drills import DRILLS, drilled
 from tests.simulation.losing import lost
 from tests.simulation.mutants import MUTANTS, Mutant
 from tests.simulation.operator import operated
+from tests.simulation.refusing import clustered, refused
 from tests.simulation.reloading import reloaded
 from tests.simulation.resharding import resharded
 from tests.simulation.script_fuzz import fuzz
@@ -48,6 +51,8 @@ KINDS: Mapping[str, tuple[Play, str]] = {
     "--reshard": (resharded, "the mesh is stopped, and has other shards afterwards"),
     "--beside": (two_models, "a second model on the same executors"),
     "--lose": (lost, "the store comes back without its newest data"),
+    "--refuse": (refused, "the store is full, a replica, or silent for a while"),
+    "--cluster": (clustered, "so is each node of a Cluster"),
     "--vary": (varied, "clients, models and losses that the others leave out"),
 }
 """Flags, and what is played with them in the place of whole meshes."""

@@ -41,13 +41,35 @@ def encode_reply(reply: Reply) -> bytes:
 class Server:
     """The twin's side of all connections: it carries out what arrives, and keeps those waiting who block.
 
-    later  (seconds, callback) -> cancels it: for blocking reads that end without news
+    later      (seconds, callback) -> cancels it: for blocking reads that end without news
+    is_up      whether anybody is there to connect to, and is_silent: somebody is, and does nothing
+    run        its time as a primary, from 0
+    refuse     the error with which it answers a command instead of carrying it out; "" for none
     """
 
     def __init__(self, store: Store, later: Callable[[float, Callable[[], None]], Callable[[], None]]) -> None:
         self.store = store
         self.later = later
+        self.is_up, self.is_silent = True, False
+        self.run = 0
+        self.refuse: Callable[[Args], str] = lambda _: ""
         self._blocked: dict[bytes, list[Session]] = {}
+
+    def execute(self, command: Args) -> Reply:
+        """Carries a command out. Raises StoreError."""
+        self.check(command)
+        reply = self.store.execute(command)
+        return reply + b"master_replid:%d\r\n" % self.run if command[0].upper() == b"INFO" else reply
+
+    def check(self, command: Args) -> None:
+        """Raises StoreError if it refuses the command."""
+        if error := self.refuse(command):
+            raise StoreError(error)
+
+    def end_blocks(self, error: str) -> None:
+        """Whoever waits hears this error instead."""
+        for session in dict.fromkeys(session for sessions in list(self._blocked.values()) for session in sessions):
+            session.end_block(error)
 
     def block(self, session: Session, keys: Iterable[bytes]) -> None:
         """The session waits for one of these keys to grow."""
@@ -80,6 +102,7 @@ class Session:
         self._reader = hiredis.Reader()
         self._commands: deque[list[bytes]] = deque()
         self._queued: list[list[bytes]] | None = None
+        self._is_discarded = False
         self._blocked_on: tuple[list[bytes], list[bytes]] | None = None
         self._stop_timer: Callable[[], None] = lambda: None
 
@@ -118,21 +141,37 @@ class Session:
     def _transaction(self, command: list[bytes]) -> Reply:
         name = command[0].upper()
         if name == b"MULTI":
-            self._queued = []
+            self._queued, self._is_discarded = [], False
             return Status(b"OK")
         if name == b"EXEC" and self._queued is not None:
             queued, self._queued = self._queued, None
+            if self._is_discarded:
+                return StoreError("EXECABORT Transaction discarded because of previous errors.")
             return [self._reply(one) for one in queued]
         if self._queued is not None:
-            self._queued.append(command)
-            return Status(b"QUEUED")
+            return self._queue(self._queued, command)
         return self._reply(command)
+
+    def _queue(self, queued: list[list[bytes]], command: list[bytes]) -> Reply:
+        try:
+            self._server.check(command)
+        except StoreError as error:
+            self._is_discarded = True
+            return error
+        queued.append(command)
+        return Status(b"QUEUED")
 
     def _reply(self, command: Args) -> Reply:
         try:
-            return self._server.store.execute(command)
+            return self._server.execute(command)
         except StoreError as error:
             return error
+
+    def end_block(self, error: str) -> None:
+        """What it waits for is refused."""
+        self._end_block()
+        self._send(encode_reply(StoreError(error)))
+        self._work()
 
     def _block(self, command: list[bytes], keys: list[bytes], seconds: float) -> None:
         self._blocked_on = (command, keys)
@@ -255,12 +294,12 @@ class _Writer:
 class TwinConnection(BoundedConnection, AbstractConnection):  # pyright: ignore[reportIncompatibleVariableOverride]
     """A connection as the mesh's own ones are (shared/store/connections/redis_py.py), whose other end is the twin.
 
-    dial: how to reach it
+    dial: how to reach it; discovery: whom a client takes for its node of a Cluster
     """
 
     numbers = itertools.count(1)
 
-    def __init__(self, *, dial: Dial, **kwargs: Any) -> None:
+    def __init__(self, *, dial: Dial, discovery: object = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._dial = dial
         # Pools keep connections in a set; by a number of their own its order is the same in every run.

@@ -21,14 +21,16 @@ from executor.sequences.open_steps import OpenSteps
 from executor.workers.open_rows import OpenRow
 from gateway.requests.waiting import Answer, PendingRequest
 from scheduler.core.actions import Action, WantSlots
+from scheduler.core.away import Lent
 from scheduler.core.backlog import Entry
 from scheduler.core.decide import LOOK_MS_MAX
 from scheduler.core.events import Looked
-from scheduler.core.slots import InstanceSlots
+from scheduler.core.slots import InstanceSlots, SlotAddress
 from scheduler.core.state import LeaderState
 from scheduler.effects import EffectPerformer
 from scheduler.ingest import StreamEntry
 from scheduler.leader import Leader
+from scheduler.lent_slots import LentSlots
 from shared.contract.errors import MeshError
 from shared.contract.ids import ExecutorId, ShardId, SlotIndex
 from shared.contract.messages import ReplyMessage
@@ -169,6 +171,16 @@ def concluded_in_the_midst(
     passes = owned.passes
     conclude(state, owned)
     owned.passes = passes
+
+
+def never_unfit(_: Exception) -> bool:
+    """In the place of `redis_py.is_unfit`."""
+    return False
+
+
+def nothing_lent(_: LentSlots, shards: Iterable[ShardId]) -> Lent:
+    """In the place of `LentSlots.of`."""
+    return dict.fromkeys(shards, frozenset[SlotAddress]())
 
 
 MUTANTS = (
@@ -402,6 +414,24 @@ MUTANTS = (
         "a gateway waits on for a step that the store has lost",
         code={"gateway.requests.exchange.dispatch.Dispatch._is_known": always_known},
         only="--lose",
+    ),
+    Mutant(
+        "finishes nothing",
+        "a store without memory makes no step final, and so has none again",
+        code={"shared.store.libraries.FINISHING": libraries.FINISHING - {"commit"}},
+        only="--refuse",
+    ),
+    Mutant(
+        "not serving",
+        "a store that cannot serve now is taken for one that refuses this command",
+        code={"shared.store.connections.redis_py.is_unfit": never_unfit},
+        only="--refuse",
+    ),
+    Mutant(
+        "lent and given",
+        "while a shard is away its sequences' slots are given to others",
+        code={"scheduler.lent_slots.LentSlots.of": nothing_lent},
+        only="--cluster",
     ),
     Mutant(
         "told to another's leader",

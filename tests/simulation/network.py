@@ -3,7 +3,8 @@
 A connection carries bytes in order, each way with a delay of its own. It may break before what was sent arrives (it is
 not carried out), after that and before the answer arrives (it is carried out, and nobody hears of it), or in between.
 A process that is cut off sends and hears nothing; when it is reached again what lay in its connections arrives late, or
-is lost with them. What a process sent before it closed a connection, or died, still arrives.
+is lost with them. So it is with a server that is silent. What a process sent before it closed a connection, or died,
+still arrives.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tests.simulation.connections import Dial, Server, Session, TwinTransport
@@ -31,33 +32,36 @@ class Trouble:
 
 
 class Network:
-    """Every connection of a run."""
+    """Every connection of a run. servers: by the home that they are of a Cluster; "" for an only one"""
 
-    def __init__(self, server: Server, chance: random.Random) -> None:
-        self.server = server
+    def __init__(self, servers: Mapping[str, Server], chance: random.Random) -> None:
+        self.servers = servers
         self.chance = chance
         self.trouble = Trouble()
-        self.is_up = True
         self.cut: set[SimulatedProcess] = set()
         self._wires: list[NetworkWire] = []
 
-    def dialler(self) -> Dial:
+    def dialler(self, home: str) -> Dial:
         """Makes connections for the process that runs now."""
-        process = RUNNING.get()
+        process, server = RUNNING.get(), self.servers[home]
         assert process is not None
 
         async def dial(transport: TwinTransport) -> NetworkWire:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 await asyncio.sleep(self.delay_s())
-                while process in self.cut:
+                while self.is_cut(process, server):
                     await asyncio.sleep(0.1)
-            if not self.is_up:
+            if not server.is_up:
                 raise ConnectionRefusedError(111, "connection refused")
-            wire = NetworkWire(self, process, transport)
+            wire = NetworkWire(self, process, server, transport)
             self._wires.append(wire)
             return wire
 
         return dial
+
+    def is_cut(self, process: SimulatedProcess, server: Server) -> bool:
+        """Whether nothing passes between the two now."""
+        return process in self.cut or server.is_silent
 
     def delay_s(self) -> float:
         """How long a message takes now."""
@@ -70,9 +74,9 @@ class Network:
         if wire in self._wires:
             self._wires.remove(wire)
 
-    def break_all(self, process: SimulatedProcess | None = None) -> None:
-        """Breaks the connections of a process, or all."""
-        for wire in [wire for wire in self._wires if process in (None, wire.process)]:
+    def break_all(self, process: SimulatedProcess | None = None, server: Server | None = None) -> None:
+        """Breaks the connections of a process, to a server, or all."""
+        for wire in [wire for wire in self._wires if process in (None, wire.process) and server in (None, wire.server)]:
             wire.break_()
 
     def isolate(self, process: SimulatedProcess) -> None:
@@ -84,7 +88,16 @@ class Network:
         if process not in self.cut:
             return
         self.cut.discard(process)
-        for wire in [wire for wire in self._wires if wire.process is process]:
+        self._reach([wire for wire in self._wires if wire.process is process])
+
+    def silence(self, server: Server, *, is_silent: bool) -> None:
+        """It falls silent, or answers again. Some connections have survived."""
+        server.is_silent = is_silent
+        if not is_silent:
+            self._reach([wire for wire in self._wires if wire.server is server])
+
+    def _reach(self, wires: Sequence[NetworkWire]) -> None:
+        for wire in wires:
             if self.chance.random() < 0.5:
                 wire.break_()
             else:
@@ -96,19 +109,21 @@ class Network:
             wire.close()
 
     def stop(self) -> None:
-        """The store ends: every connection breaks, and none is made before `is_up` again."""
-        self.is_up = False
+        """The store ends: every connection breaks, and none is made before its servers are up again."""
+        for server in self.servers.values():
+            server.is_up = False
         self.break_all()
 
 
 class NetworkWire:
     """One connection (a `connections.Wire`)."""
 
-    def __init__(self, network: Network, process: SimulatedProcess, transport: TwinTransport) -> None:
+    def __init__(self, network: Network, process: SimulatedProcess, server: Server, transport: TwinTransport) -> None:
         self.process = process
+        self.server = server
         self._network = network
         self._transport = transport
-        self._session = Session(network.server, self._answer)
+        self._session = Session(server, self._answer)
         self._is_broken = False
         self._is_closed = False
         self._arrives_at = [0.0, 0.0]
@@ -140,7 +155,9 @@ class NetworkWire:
             self._transport.lost(ConnectionResetError(104, "connection reset by peer"))
 
     def flush(self) -> None:
-        """What was held back arrives now."""
+        """What was held back arrives now, if nothing else holds it back."""
+        if self._network.is_cut(self.process, self.server):
+            return
         held, self._held = self._held, []
         for arrive in held:
             arrive()
@@ -162,7 +179,7 @@ class NetworkWire:
         def at_the_other_end() -> None:
             if self._is_broken:
                 return
-            if self._held or self.process in self._network.cut:
+            if self._held or self._network.is_cut(self.process, self.server):
                 self._held.append(arrive)
             else:
                 arrive()

@@ -24,7 +24,7 @@ from shared.contract.ids import sequence_id
 from shared.process import lifecycle
 from shared.process.lifecycle import Stop, Tasks
 from shared.store.connections.redis_client import connect
-from shared.store.connections.redis_py import CONNECTION_LOST
+from shared.store.connections.redis_py import LOST_OR_REFUSED
 from shared.store.exported import from_file, to_file
 from shared.store.membership import Membership
 from shared.store.moving import wish_to_move
@@ -34,7 +34,7 @@ from shared.store.wishes import uttered
 from tests.simulation.clients import Client, Door, Habit, LostError
 from tests.simulation.model import INPUT, NAME, fold, number, value_of
 from tests.simulation.story import Story
-from tests.simulation.world import URL, Life, Member, Plan, Result, World, plan_of, play
+from tests.simulation.world import Life, Member, Plan, Result, World, plan_of, play
 
 BEGIN_S = 2.5
 PAUSE_S = 0.6
@@ -73,14 +73,14 @@ class OperatedWorld(World):
 
     async def _serve(self, tasks: Tasks, stop: Stop) -> None:
         """The operator's process."""
-        redis = self._redis = connect(URL)
+        redis = self._redis = connect(self.url)
         sequences = Sequences(redis, self.keys, Membership(redis, self.keys))
         await asyncio.sleep(BEGIN_S)
         while not stop.requested:
             await asyncio.sleep(self._whims.expovariate(1 / PAUSE_S))
             try:
                 await self._do_something(sequences)
-            except (LostError, MeshError, *CONNECTION_LOST) as error:
+            except (LostError, MeshError, *LOST_OR_REFUSED) as error:
                 self.story.tell(f"the operator hears: {type(error).__name__} {error}")
         await redis.aclose()
 

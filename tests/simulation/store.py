@@ -549,9 +549,17 @@ class Store:
             case other:
                 raise StoreError(f"ERR the twin does not know FUNCTION {other}")
 
+    @property
+    def has_libraries(self) -> bool:
+        """Whether scripts were loaded since it was set up."""
+        return bool(self._libraries)
+
+    def library_of(self, function: bytes) -> bytes | None:
+        """The library's name ends as those of its functions do, as in the mesh."""
+        return self._libraries.get(LIBRARIES.encode() + function.rpartition(b"_")[2])
+
     def cmd_fcall(self, args: Args) -> Reply:
-        """A library's name ends as those of its functions do, as in the mesh."""
-        source = self._libraries.get(LIBRARIES.encode() + args[0].rpartition(b"_")[2])
+        source = self.library_of(args[0])
         if source is None:
             raise StoreError("ERR Function not found")
         assert self._run is not None

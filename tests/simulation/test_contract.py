@@ -19,7 +19,8 @@ from shared.store.connections.link import Link
 from shared.store.connections.redis_client import connect
 from shared.store.libraries import LIBRARIES
 from tests.simulation.connections import Server, direct_client, loop_timer
-from tests.simulation.store import Store
+from tests.simulation.refusing import GROWING, WRITING
+from tests.simulation.store import COMMANDS, Store
 
 COMMANDS_PER_SEED = 1000
 TTL_MS = 600_000
@@ -206,6 +207,21 @@ async def test_transactions_are_the_same(pair: Pair, key_prefix: str) -> None:
     replies = await pair.same([["MULTI"], ["SET", key, "x"], ["INCR", key], ["GET", key], ["EXEC"], ["DEL", key]])
 
     assert [b"OK", "error ResponseError ", b"x"] == replies[4]
+
+
+async def test_what_a_server_refuses_without_memory_or_as_a_replica_is_what_it_says_of_its_commands(
+    redis_url: str,
+) -> None:
+    asked = sorted(COMMANDS.keys() - {b"FUNCTION", b"FCALL", b"EVAL"})
+    async with connect(redis_url, retries=0) as client:
+        link = Link(client)
+        await link.connect()
+        (told,) = await link.ask([("COMMAND", "INFO", *asked)])
+        await link.close()
+
+    flags = {name: set(info[2]) for name, info in zip(asked, told, strict=True)}
+    assert {name for name, of in flags.items() if b"denyoom" in of} == GROWING
+    assert {name for name, of in flags.items() if b"write" in of} == WRITING
 
 
 async def test_a_blocked_reader_is_served_by_who_comes_later_and_in_turn(

@@ -29,6 +29,7 @@ from tests.simulation.ledger import Ledger, Life
 from tests.simulation.losing import lost
 from tests.simulation.model import INPUT, number
 from tests.simulation.operator import operated
+from tests.simulation.refusing import clustered, refused
 from tests.simulation.reloading import reloaded
 from tests.simulation.resharding import resharded
 from tests.simulation.story import Story
@@ -192,6 +193,14 @@ def test_what_a_store_with_older_data_has_kept_is_mixed_with_nothing_that_it_los
     assert any("has lost its last" in line for result in results for line in result.lines)
 
 
+@pytest.mark.parametrize("play", [refused, clustered])
+def test_a_store_that_does_not_serve_for_a_while_loses_nothing_either(play: Callable[[int], Result]) -> None:
+    results = [play(seed) for seed in range(1, 5)]
+
+    assert [] == [summary(result) for result in results if result.violations]
+    assert any("fault: the store" in line for result in results for line in result.lines)
+
+
 def test_two_models_on_the_same_executors_lose_nothing_either() -> None:
     results = [two_models(seed) for seed in range(1, 5)]
 
@@ -201,7 +210,14 @@ def test_two_models_on_the_same_executors_lose_nothing_either() -> None:
 
 @pytest.mark.parametrize(
     ("fault", "seed", "play"),
-    [("newer than the store", 20, lost), ("waits in vain", 1, lost), ("told to another's leader", 18, two_models)],
+    [
+        ("newer than the store", 20, lost),
+        ("waits in vain", 1, lost),
+        ("told to another's leader", 18, two_models),
+        ("finishes nothing", 28, refused),
+        ("not serving", 1, refused),
+        ("lent and given", 1, clustered),
+    ],
 )
 def test_a_fault_that_only_one_kind_of_mesh_shows_is_found(
     fault: str, seed: int, play: Callable[[int], Result]

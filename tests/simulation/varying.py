@@ -83,8 +83,8 @@ class VariedWorld(ReloadedWorld):
             await Membership(self._redis, self.keys).undrain(name)
 
 
-def varied(seed: int) -> Result:
-    """Runs one seed of such a mesh."""
+def varied_plan(seed: int) -> Plan:
+    """What a seed means for such a mesh."""
     plan, chance = plan_of(seed), random.Random(f"vary {seed}")
     shape = plan.shape
     if chance.random() < 0.3:
@@ -110,4 +110,9 @@ def varied(seed: int) -> Result:
     habits = [replace(habit, hurries=chance.choice((0.0, 0.5))) for habit in habits]
     if shape.iterative:
         habits = [replace(one, iterative=True, cancels=LEAVES if one.style is Style.PLAIN else 0.0) for one in habits]
-    return play(seed, replace(plan, shape=shape, habits=habits), VariedWorld)
+    return replace(plan, shape=shape, habits=habits)
+
+
+def varied(seed: int) -> Result:
+    """Runs one seed of such a mesh."""
+    return play(seed, varied_plan(seed), VariedWorld)

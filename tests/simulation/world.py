@@ -13,7 +13,7 @@ import gc
 import itertools
 import logging
 import random
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -284,7 +284,9 @@ class GatewayDoor:
 
 
 class World:
-    """The mesh of one seed."""
+    """The mesh of one seed. url: of its store"""
+
+    url = URL
 
     def __init__(self, seed: int, story: Story, plan: Plan) -> None:
         self.plan = plan
@@ -302,7 +304,7 @@ class World:
         )
         self.store = Store(self._store_us, random.Random(f"store {seed}"), self.ledger.run)
         self.ledger.store = self.store
-        self.network = Network(Server(self.store, _later), random.Random(f"network {seed}"))
+        self.network = Network(self._servers(), random.Random(f"network {seed}"))
         self.graves: list[Life] = []
         self.executors = [Member(self, f"e{n + 1}", self._executor(f"e{n + 1}")) for n in range(self.plan.executors)]
         self.schedulers = [Member(self, f"s{n + 1}", self._scheduler(f"s{n + 1}")) for n in range(self.plan.schedulers)]
@@ -321,6 +323,9 @@ class World:
     def shape_of(self, _content: str) -> Shape:
         """How the mesh serves a load of the model with that content."""
         return self.plan.shape
+
+    def _servers(self) -> Mapping[str, Server]:
+        return {"": Server(self.store, later)}
 
     def _store_us(self) -> int:
         return int((EPOCH_S + asyncio.get_running_loop().time() + self._ahead_s) * 1e6)
@@ -365,7 +370,7 @@ class World:
 
     def _common(self, name: str) -> dict[str, Any]:
         return {
-            "redis_url": URL,
+            "redis_url": self.url,
             "key_prefix": PREFIX,
             "shards": len(self.keys.shards),
             "name": name,
@@ -481,7 +486,8 @@ class World:
 
     def _store_is_up(self) -> None:
         self.story.tell("the store is up again")
-        self.network.is_up = True
+        for server in self.network.servers.values():
+            server.is_up = True
 
     def _kill(self, member: Member, life: Life) -> None:
         self.story.tell(f"fault: {member.name} is killed")
@@ -524,7 +530,7 @@ class World:
         )
 
 
-def _later(seconds: float, callback: Callable[[], None]) -> Callable[[], None]:
+def later(seconds: float, callback: Callable[[], None]) -> Callable[[], None]:
     return asyncio.get_running_loop().call_later(seconds, callback).cancel
 
 
@@ -599,11 +605,13 @@ async def _run(make: Callable[[], World]) -> World:
         # take its default and write within `asyncio.wait_for`, which swallows cancellations.
         names = ("client_name", "redis_connect_func", "retry", "retry_on_error", "socket_timeout")
         kept = {name: options[name] for name in names}
+        *_, home = options["redis_connect_func"].args
         made: Any = BlockingConnectionPool(
             connections,
             wait_s,
             connection_class=TwinConnection,
-            dial=world.network.dialler(),
+            dial=world.network.dialler(home),
+            discovery=Mock(found=(home, 1)),
             driver_info=None,
             protocol=2,
             **kept,
