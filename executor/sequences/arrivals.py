@@ -80,7 +80,7 @@ async def _fetch(
 async def try_suspects(model: SequenceModel, connections: RedisConnections, alone: asyncio.Lock) -> None:
     """Tries suspected sequences, with which several owners in a row were lost, for ever. Redis is told before each
     trial, and only one goes on at a time, from loading the state to the commit of the step. If this owner is lost too,
-    only that sequence can be the cause, or one whose trial has hung.
+    the cause is that sequence, one whose trial has hung, or a step that nobody suspects yet.
 
     A sequence with a step that a model calls is tried at once: the step that waits for it may be on trial.
 

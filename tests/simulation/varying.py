@@ -3,8 +3,9 @@
     clients   begin anew in the midst of a sequence, and again under the id of the last one; a START may fail; each asks
               for a tenant, who may have few sequences
     inputs    that end every executor that runs them: no other sequence is given up with theirs. Some meshes have one
-              executor, and clients with many such inputs beside clients with none: only so do neighbours of such a
-              sequence lose every owner with it
+              executor, and one client with many such inputs beside clients with none: only so do neighbours of such a
+              sequence lose every owner with it. Of several such clients a neighbour may be given up
+              (docs/guides/promises.md)
     models    whose states are made anew by a takeover from the steps since START, and decoupled ones; a load with
               another content has other slots, instances and checkpoints. Iterative ones, whose passes begin anew where
               they are taken over, and whose callers leave between two of them; states that grow, and shrink
@@ -38,7 +39,7 @@ DEADLY = 0.01
 ITERATIVE, LEAVES = 0.25, 0.2
 """The share of meshes whose model is iterative, and how often a plain client of these leaves."""
 DEADLY_BESIDE, BESIDE = 0.1, 0.25
-"""The share of inputs that end an executor, of every other client of so many meshes."""
+"""The share of inputs that end an executor, of one client of so many meshes."""
 
 
 class VariedWorld(ReloadedWorld):
@@ -95,7 +96,7 @@ def varied_plan(seed: int) -> Plan:
     ]
     # Drawn by itself, so that a seed goes on to mean what it meant in everything else.
     if random.Random(f"beside {seed}").random() < BESIDE:
-        habits = [replace(habit, deadly=index % 2 * DEADLY_BESIDE) for index, habit in enumerate(habits)]
+        habits = [replace(habit, deadly=(index == 1) * DEADLY_BESIDE) for index, habit in enumerate(habits)]
         plan = replace(plan, executors=1)
     chance = random.Random(f"model {seed}")
     shape = replace(
