@@ -245,15 +245,12 @@ class LlhttpConnection(Connection, asyncio.Protocol):
 
     async def _receive(self) -> Message:
         """The next part of the request's body, or that the client has left, as ASGI's `receive`."""
-        request, has_waited = self._request, False
+        request = self._request
         while request is not None and self._abort_at is None:
             if not request.is_told:
                 part = await self._take(request)
                 request.is_told = request.is_taken
                 if part or request.is_told:
-                    if request.is_told and has_waited:
-                        # What follows may take milliseconds, and the bodies of many requests may end at one moment.
-                        await self._turns.entered(self._seat.client)
                     return {"type": "http.request", "body": part, "more_body": not request.is_told}
                 if self._abort_at is not None:
                     break  # the body is broken
@@ -264,8 +261,7 @@ class LlhttpConnection(Connection, asyncio.Protocol):
             if request.expects and not request.received:
                 request.expects = False
                 self._transport.write(CONTINUE)
-            await self._more()
-            has_waited = True
+            await self._more_of_body()
         return DISCONNECT
 
     async def _take(self, request: Request) -> bytes:
@@ -298,7 +294,7 @@ class LlhttpConnection(Connection, asyncio.Protocol):
             async with asyncio.timeout(LINGER_S):
                 while not (request.is_taken or self._is_at_eof or self._abort_at is not None):
                     if not await self._take(request) and self._abort_at is None:
-                        await self._more()
+                        await self._more_of_body()
         except TimeoutError:
             pass
 
@@ -307,6 +303,12 @@ class LlhttpConnection(Connection, asyncio.Protocol):
         self._arrival = self._loop.create_future()
         self._resume()
         await self._arrival
+
+    async def _more_of_body(self) -> None:
+        """As `_more`, in a turn of the loop that has time for what follows: parsing small chunks, and what becomes of a
+        body, take milliseconds, and parts of many bodies may come at one moment."""
+        await self._more()
+        await self._turns.entered(self._seat.client)
 
     def _wake(self) -> None:
         if self._arrival is not None and not self._arrival.done():

@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import pytest
 
-from gateway.http.llhttp_request import HEADERS_MAX
+from gateway.http.llhttp_request import HEADERS_MAX, Chunks
 from gateway.ports.turns import LoopTurns
 from gateway.rest.reply import send_bytes
 from gateway.settings import HttpParser
@@ -386,6 +386,43 @@ async def test_of_the_bodies_that_end_at_one_moment_some_are_taken_in_a_turn_of_
 
     # Two turns, one after the other, may be counted as one.
     assert await turns_of(1, POST + b"content-length: 2\r\n\r\n!", b"!") >= 20 // 2
+
+
+@pytest.mark.parametrize("path", [b"/echo", b"/unread"])
+async def test_of_the_chunks_that_come_at_one_moment_some_are_parsed_in_a_turn_of_the_loop(
+    path: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of bodies that do not end with them, too, whether they are read or dropped: in chunks of one byte a few KiB take
+    as long as a whole request."""
+    turns, bodies_begun, parsed = LoopTurns(), list[Chunks](), list[int]()
+
+    class Noting(Chunks):
+        def __init__(self) -> None:
+            super().__init__()
+            bodies_begun.append(self)
+
+        def on_body(self, part: bytes) -> None:
+            super().on_body(part)
+            parsed.append(turns.number)
+
+    monkeypatch.setattr("gateway.ports.turns.ENTERING_MAX", 1)
+    monkeypatch.setattr("gateway.http.llhttp_connection.Chunks", Noting)
+    async with serving(app) as port, asyncio.timeout(SOON_S):
+        connections = [await asyncio.open_connection("127.0.0.1", port) for _ in range(20)]
+        for _, writer in connections:
+            writer.write(CHUNKED.replace(b"/echo", path))
+        while len(bodies_begun) < 20:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.05)  # the last of them waits for its body, too
+        for _, writer in connections:
+            writer.write(b"1\r\n!\r\n")
+        while len(parsed) < 20:
+            await asyncio.sleep(0)
+        for _, writer in connections:
+            writer.transport.abort()
+
+    # Two turns, one after the other, may be counted as one.
+    assert len(set(parsed)) >= 20 // 2
 
 
 @pytest.mark.parametrize(
