@@ -130,7 +130,8 @@ Column = list[ModelTensor | None]
 
 def _is_plain_host_array(tensor: Any) -> bool:
     device = getattr(tensor, "__dlpack_device__", None)
-    return device is not None and device()[0] == 1 and "bfloat16" not in str(getattr(tensor, "dtype", ""))
+    kind = tensor.datatype if isinstance(tensor, ModelTensor) else str(getattr(tensor, "dtype", ""))
+    return device is not None and device()[0] == 1 and not kind.endswith(("BF16", "bfloat16"))
 
 
 class _HostCapsule:

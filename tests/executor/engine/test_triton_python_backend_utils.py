@@ -69,6 +69,14 @@ def test_a_tensor_goes_to_torch_and_back_without_losing_anything() -> None:
     assert ("c", [2, 3], True) == (from_capsule.name(), from_capsule.shape(), from_capsule.is_cpu())
 
 
+def test_a_tensor_of_bf16_is_taken_as_it_is_given() -> None:
+    given = TypedTensor("t", np.array([[0x3F80, 0xC000]], np.uint16), "BF16")
+
+    taken = pb_utils.Tensor.from_dlpack("u", given)
+
+    assert [[1, -2]] == torch.from_dlpack(taken).tolist()
+
+
 def test_a_negative_view_of_torch_keeps_its_sign() -> None:
     """Torch gives away the memory that such a view negates."""
     imaginary = torch.tensor([[1 + 2j, 3 - 4j]]).conj().imag
