@@ -1,18 +1,27 @@
-"""Tries whether a module that keeps its state in attributes may be given several sequences in one call.
+"""Tries whether the sequences of a model may share a call.
 
-The module was written for one sequence, or for a batch: its code does not say. So made-up sequences are run alone and
-together, over several steps, in several orders. Rows share calls from then on only if every output and every state came
-out equal. A module that mixes its rows, or that fails with more than one, runs one row per call. The log tells of one
-that fails with a single row: its state, or an output, may not be what the configuration says.
+A model was written for one sequence, or for a batch: its code does not say. It may take its rows for time, or norm them
+by their mean; then each sequence would be answered by what others sent. So made-up sequences are run over several
+steps: together, then one half of them and the other among strangers. Rows may share calls if every output and every
+state comes out equal. The calls have one shape, and a sequence has the same row in them: no kernel rounds otherwise.
+What depends on the row or on the number of rows alone (a row's number is added, say) is found by running one sequence
+in another row and by itself, too; there results may differ by what kernels round. With the direct strategy a row is a
+slot, and may matter.
+
+A module that keeps its state in attributes has to prove that its rows may share calls. A model that takes its states as
+arguments claims it, by `max_batch_size`: the trial must disprove it. A random model, and one that refuses what was made
+up, is believed. `fixed_shape: "false"` spares such a model the trial.
+
+The log tells of a made-up step that fails alone: a state, or an output, may not be what the configuration says.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 from executor.core.controls import ControlTensors
 from executor.engine import shapes
@@ -20,103 +29,160 @@ from executor.engine.base import Row, RowError, RowResult
 from executor.engine.null_rows import zeros
 from executor.engine.pytorch.engine import TorchEngine
 from executor.engine.pytorch.kept_state import KeptForward
-from shared.contract.model_config import ModelConfig
-from shared.contract.tensors import NUMPY_TYPE, Tensor, element_count, to_numpy
+from shared.contract.model_config import Direct, ModelConfig
+from shared.contract.tensors import NUMPY_TYPE, Tensor, as_float, element_count
 
 ROWS = 4
 STEPS = 3
 _RELATIVE, _ABSOLUTE = 1e-3, 1e-4
-"""How far equal numbers may lie apart: kernels round a batch otherwise than a row, by far less than rows differ."""
+"""How far equal numbers may lie apart: some kernels add up in any order."""
+_ROUNDED = 0.05
+"""The same of calls of other shapes, in parts of the tensor's largest number: kernels round otherwise there, those of
+short types coarsely, and every step adds to it.
+"""
 _SIZE = 5
 """Of a variable dimension."""
 _LARGE = 16
 """How much larger than ordinary numbers large ones are."""
+_DECIDES = "the module chooses what to compute by a number of a tensor, one for all rows of a call"
 
 log = logging.getLogger(__name__)
 
 
-def settle_batches(engine: TorchEngine, forward: KeptForward, config: ModelConfig, slots: int) -> None:
-    """Has the engine run each row alone unless rows together give the same."""
+def settle_batches(
+    engine: TorchEngine, config: ModelConfig, slots: int, *, kept: KeptForward | None = None, decides: bool = False
+) -> None:
+    """Has the engine of a sequence model run each row alone unless its rows may share calls.
+
+    kept     the model's state lies in attributes
+    decides  as of `attributes.Changes`
+    """
     rows = min(ROWS, config.max_batch_size, slots)
-    if engine.alone_because or rows <= 1:
+    is_spared = kept is None and "fixed_shape" in config.parameters
+    if engine.alone_because or rows <= 1 or config.sequence_batching is None or is_spared:
         return
-    results = partial(_results, engine, forward, config.name)
-    made = [[_row(config, slot, step) for slot in range(rows)] for step in range(STEPS)]
+    because = _DECIDES if decides else _tried(engine, config, rows, kept)
+    if because:
+        engine.run_rows_alone(because)
+    if because and kept is None:
+        log.warning(
+            "model '%s': each row is a call of its own, because %s. If sequences may change each other's results, the "
+            "parameter fixed_shape with the value false has rows share calls",
+            config.name,
+            because,
+        )
+
+
+def _tried(engine: TorchEngine, config: ModelConfig, rows: int, kept: KeptForward | None) -> str:
+    """Why each row must be a call of its own; "" if rows may share calls."""
     try:
-        alone = [results([row])[0] for step in made for row in step]
-        together: list[RowResult] = []
-        for step, order in zip(made, _orders(rows), strict=True):
-            found = results([step[place] for place in order])
-            together += [found[order.index(place)] for place in range(rows)]
-        if not all(_equal(one, other) for one, other in zip(alone, together, strict=True)):
-            engine.run_rows_alone("rows that share a call change each other's results")
-    except _TrialError:
-        engine.run_rows_alone("the module fails when rows share a call, or on made-up rows")
+        return _Trial(engine, config, kept).found(rows)
+    except _UntoldError as untold:
+        return str(untold) if kept is not None else ""
     finally:
         for slot in range(rows):
             engine.drop_state(slot)
 
 
-class _TrialError(Exception):
-    """A made-up row has no result."""
+class _UntoldError(Exception):
+    """The trial proves nothing."""
 
 
-def _orders(rows: int) -> Sequence[Sequence[int]]:
-    chance = np.random.default_rng(0)
-    return [[int(place) for place in chance.permutation(rows)] for _ in range(STEPS)]
+class _Trial:
+    """Made-up sequences, by number, on one engine."""
 
+    def __init__(self, engine: TorchEngine, config: ModelConfig, kept: KeptForward | None) -> None:
+        self._engine = engine
+        self._config = config
+        self._kept = kept
 
-def _results(engine: TorchEngine, forward: KeptForward, model: str, rows: Sequence[Row]) -> list[RowResult]:
-    """The results of rows that share a call. Raises _TrialError if they needed several."""
-    before = forward.calls
-    found = engine.run(rows, [True] * len(rows)).rows
-    if len(rows) == 1 and isinstance(found[0], RowError):
-        log.warning("model '%s' failed on a made-up step at load: %s", model, found[0].message)
-    results = [result for result in found if isinstance(result, RowResult)]
-    if len(results) != len(rows) or forward.calls != before + 1:
-        raise _TrialError
-    return results
+    def found(self, rows: int) -> str:
+        """See `_tried`. Raises _UntoldError."""
+        batching = self._config.sequence_batching
+        has_places = batching is not None and isinstance(batching.strategy, Direct)
+        half = rows // 2
+        alone, together = self._run([0]), self._run(range(rows))
+        # The first sequence is in the last row as well.
+        first = self._run([*range(half), *range(rows, 2 * rows - half - 1), 0])
+        second = self._run([*range(rows, rows + half), *range(half, rows)])
+        halves = [(first if at % rows < half else second)[at] for at in range(len(together))]
+        if not all(map(_close, together, halves)):
+            if not all(map(_close, together, self._run(range(rows)))):
+                raise _UntoldError("the module gives other results each time")
+            return "rows that share a call change each other's results"
+        if not has_places and not all(map(_similar, alone * 2, [*first[::rows], *first[rows - 1 :: rows]])):
+            return "the results of a row depend on its place in a call, or on the number of rows"
+        return ""
 
+    def _run(self, numbers: Sequence[int]) -> list[RowResult]:
+        """The results of sequences that share calls, step by step. Raises _UntoldError."""
+        rows = (
+            [_row(self._config, slot, number, step) for slot, number in enumerate(numbers)] for step in range(STEPS)
+        )
+        return [result for step in rows for result in self._results(step)]
 
-def _equal(one: RowResult, other: RowResult) -> bool:
-    return all(_close(mine, given) for mine, given in zip(_tensors(one), _tensors(other), strict=True))
+    def _results(self, rows: Sequence[Row]) -> list[RowResult]:
+        before = self._kept.calls if self._kept is not None else 0
+        found = self._engine.run(rows, [True] * len(rows)).rows
+        if len(rows) == 1 and isinstance(found[0], RowError):
+            level = logging.WARNING if self._kept is not None else logging.INFO
+            log.log(level, "model '%s' failed on a made-up step at load: %s", self._config.name, found[0].message)
+        results = [result for result in found if isinstance(result, RowResult)]
+        if len(results) != len(rows) or (self._kept is not None and self._kept.calls != before + 1):
+            raise _UntoldError("the module fails when rows share a call, or on made-up rows")
+        return results
 
 
 def _tensors(result: RowResult) -> list[Tensor]:
     return [*result.outputs, *result.states.values(), *(state.added for state in result.grown)]
 
 
-def _close(one: Tensor, other: Tensor) -> bool:
-    if one.shape != other.shape or one.datatype != other.datatype:
-        return False
-    if one.datatype not in _FLOATS:
-        return one.raw == other.raw
-    return np.allclose(to_numpy(one), to_numpy(other), _RELATIVE, _ABSOLUTE, equal_nan=True)
+def _close(one: RowResult, other: RowResult) -> bool:
+    return all(_is_close(mine, given) for mine, given in zip(_tensors(one), _tensors(other), strict=True))
 
 
-_FLOATS = ("FP16", "FP32", "FP64")
+def _is_close(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape or one.datatype not in _FLOATS:
+        return one == other
+    return np.allclose(as_float(one), as_float(other), _RELATIVE, _ABSOLUTE, equal_nan=True)
 
 
-def _row(config: ModelConfig, slot: int, step: int) -> Row:
-    """A step of a made-up sequence, other for each slot and step."""
-    chance = np.random.default_rng((slot, step))
+def _similar(one: RowResult, other: RowResult) -> bool:
+    """Whether two results differ by rounding alone. What a model chooses by rounded numbers may be anything."""
+    pairs = zip(_tensors(one), _tensors(other), strict=True)
+    return all(_is_similar(as_float(mine), as_float(given)) for mine, given in pairs if mine.datatype in _FLOATS)
+
+
+def _is_similar(one: NDArray[np.float64], other: NDArray[np.float64]) -> bool:
+    largest = np.abs(one[np.isfinite(one)]).max(initial=_ABSOLUTE)
+    return one.shape == other.shape and np.allclose(one, other, 0, _ROUNDED * largest, equal_nan=True)
+
+
+_FLOATS = ("BF16", "FP16", "FP32", "FP64")
+
+
+def _row(config: ModelConfig, slot: int, number: int, step: int) -> Row:
+    """A step of a made-up sequence, other for each number and step."""
+    chance = np.random.default_rng((number, step))
     # Rows with large numbers show what is chosen by the largest or least one of a call.
-    sign = (1, -1, 0, 0)[slot] if step == STEPS - 1 else 0
+    sign = {0: 1, 1: -1}.get(number, 0) if step == STEPS - 1 else 0
     inputs: dict[str, Tensor] = {}
     for spec in config.inputs:
         dims = tuple(_SIZE if dim == -1 else dim for dim in spec.dims)
         inputs[spec.name] = Tensor(spec.name, spec.datatype, (1, *dims), _content(spec.datatype, dims, chance, sign))
-    controls = ControlTensors(config).of_nobody(start=step == 0, end=False, number=slot + 1)
-    return Row(inputs, controls, slot=slot, start=step == 0, correlation_id=slot + 1)
+    controls = ControlTensors(config).of_nobody(start=step == 0, end=False, number=number + 1)
+    return Row(inputs, controls, slot=slot, start=step == 0, correlation_id=number + 1)
 
 
 def _content(datatype: str, dims: shapes.Shape, chance: np.random.Generator, sign: int) -> bytes:
     """sign: of large numbers; 0 for ordinary ones"""
-    if datatype in ("BYTES", "BF16"):
+    if datatype == "BYTES":
         return zeros(datatype, dims)
-    kind = np.dtype(NUMPY_TYPE[datatype])
-    if kind.kind == "f":
+    if datatype in _FLOATS:
         numbers = chance.standard_normal(element_count(dims))
-        return (numbers if not sign else sign * _LARGE * np.abs(numbers)).astype(kind).tobytes()
+        numbers = numbers if not sign else sign * _LARGE * np.abs(numbers)
+        if datatype == "BF16":  # the upper half of an FP32 number
+            return (numbers.astype("<f4").view("<u4") >> 16).astype("<u2").tobytes()
+        return numbers.astype(NUMPY_TYPE[datatype]).tobytes()
     # Small, because a number may be a word of a vocabulary.
-    return chance.integers(0, 2, element_count(dims)).astype(kind).tobytes()
+    return chance.integers(0, 2, element_count(dims)).astype(NUMPY_TYPE[datatype]).tobytes()

@@ -116,14 +116,11 @@ def _engine(
         switches=switches,
         streams=streams,
     )
+    if kept is not None and kept.alone_because:
+        engine.run_rows_alone(kept.alone_because)
+    if kept is not None or not changes_itself:
+        settle_batches(engine, config, request.slots, kept=kept, decides=changes.decides)
     if kept is not None:
-        if kept.alone_because:
-            engine.run_rows_alone(kept.alone_because)
-        elif changes.decides and config.max_batch_size > 1:
-            engine.run_rows_alone(
-                "the module chooses what to compute by a number of a tensor, one for all rows of a call"
-            )
-        settle_batches(engine, kept, config, request.slots)
         _tell_kept(request, kept, engine)
     elif changes_itself:
         _warn_of_shared(config, changes)

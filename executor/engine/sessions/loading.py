@@ -8,6 +8,7 @@ import torch
 
 from executor.engine.base import LoadRequest
 from executor.engine.pytorch.arena import StateArena
+from executor.engine.pytorch.batch_trial import settle_batches
 from executor.engine.pytorch.binding import Argument, Binding, argument_sources
 from executor.engine.pytorch.engine import TorchEngine
 from executor.engine.sessions.checks import SessionCall
@@ -25,7 +26,7 @@ def make_engine(
     raises         LoadError if a file of initial state cannot be used
     """
     config, device = request.config, torch.device(request.device)
-    return TorchEngine(
+    engine = TorchEngine(
         config,
         SessionForward(call, compute),
         tuple(
@@ -37,6 +38,8 @@ def make_engine(
         fixed_threads=fixed_threads,
         failure=failure,
     )
+    settle_batches(engine, config, request.slots)
+    return engine
 
 
 def existing(path: Path) -> Path:

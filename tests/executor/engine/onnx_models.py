@@ -57,6 +57,18 @@ def leaky_sum(path: Path, batch: int | str = BATCH) -> Path:
     return save(path, nodes, inputs, outputs, constants)
 
 
+def quantized_sum(path: Path) -> Path:
+    """y = s_next = s + x, of which x is rounded by the largest number of its batch."""
+    nodes = [
+        node("DynamicQuantizeLinear", ["x"], ["short", "scale", "zero"]),
+        node("DequantizeLinear", ["short", "scale", "zero"], ["rounded"]),
+        node("Add", ["s", "rounded"], ["s_next"]),
+        node("Identity", ["s_next"], ["y"]),
+    ]
+    inputs, outputs = ([value(name, FLOAT, [BATCH, 3]) for name in names] for names in (("x", "s"), ("y", "s_next")))
+    return save(path, nodes, inputs, outputs)
+
+
 def classifier(path: Path) -> Path:
     """probabilities = x by class, as skl2onnx writes them."""
     by_class = make.make_map_type_proto(INT64, make.make_tensor_type_proto(FLOAT, []))

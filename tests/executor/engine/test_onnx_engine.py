@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 
@@ -74,6 +75,17 @@ def test_strings_beside_bf16_are_refused(workshop: Workshop) -> None:
 
     with pytest.raises(LoadError, match="the model has strings and BF16"):
         compute_of(model, echoes_call(model, "BF16"), torch.device("cpu"), None)
+
+
+def test_a_quantized_model_answers_a_sequence_by_its_own_numbers(workshop: Workshop) -> None:
+    """Not by the largest number of who shares its batch."""
+    onnx_models.quantized_sum(workshop.version_dir("leaky") / "model.onnx")
+    engine = workshop.load(leaky_config("onnxruntime", inputs=[fp32("x", 3)]))
+    small, large = ([[1.0, 2.0, 3.0]], [[1e6, 2e6, 3e6]])
+
+    (found, _) = results(engine, [Row({"x": wire("x", x)}, slot=at, start=True) for at, x in enumerate((small, large))])
+
+    np.testing.assert_allclose(array(found, "y"), small, atol=0.02)
 
 
 def test_controls_reach_the_model(workshop: Workshop) -> None:

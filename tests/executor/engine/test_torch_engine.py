@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from executor.engine.base import Engine, LoadRequest, MeasuresMemory, Row, RowError, RowResult
+from executor.engine.base import Engine, FixesShape, LoadRequest, MeasuresMemory, Row, RowError, RowResult
 from executor.engine.pytorch import arena
 from executor.engine.pytorch.arena import FixedState, StateArena
 from executor.engine.pytorch.call import Layout
@@ -72,6 +73,40 @@ def test_a_batch_gives_every_row_what_it_gets_alone(workshop: Workshop) -> None:
         expected = [results(alone, [row])[0] for row in rows]
 
         assert list(map(raws, expected)) == list(map(raws, results(together, rows)))
+
+
+MIXING = [
+    (torch_modules.Coupled, "rows that share a call change each other's results"),
+    (torch_modules.Numbered, "the results of a row depend on its place in a call, or on the number of rows"),
+    (torch_modules.Shared, "the results of a row depend on its place in a call, or on the number of rows"),
+    (torch_modules.Choosing, "the module chooses what to compute by a number of a tensor, one for all rows of a call"),
+]
+
+
+@pytest.mark.parametrize(("module", "reason"), MIXING, ids=lambda value: getattr(value, "__name__", ""))
+def test_a_model_whose_rows_mix_runs_each_alone_unless_it_is_told_otherwise(
+    workshop: Workshop, caplog: pytest.LogCaptureFixture, module: Callable[[], torch.nn.Module], reason: str
+) -> None:
+    workshop.script("mixing", module())
+    config = total_config("mixing")
+    rows = [Row({"x": wire("x", [[number]])}, slot=slot, start=True) for slot, number in enumerate((1, 2000))]
+
+    found = results(workshop.load(config), rows)
+
+    assert f"model 'mixing': each row is a call of its own, because {reason}." in caplog.text
+    assert 1 == array(found[0], "y").item()
+    told = msgspec.structs.replace(config, parameters={"fixed_shape": "false"})
+    assert list(map(raws, found)) != list(map(raws, results(workshop.load(told), rows)))
+
+
+def test_a_random_model_is_believed_to_have_batches(workshop: Workshop, caplog: pytest.LogCaptureFixture) -> None:
+    workshop.script("random", torch_modules.Random())
+
+    engine = workshop.load(total_config("random"))
+
+    assert isinstance(engine, FixesShape)
+    assert "" == engine.alone_because
+    assert "a call of its own" not in caplog.text
 
 
 def test_a_sequence_resumed_from_a_checkpoint_goes_on_as_if_never_stopped(workshop: Workshop) -> None:

@@ -315,6 +315,32 @@ class Coupled(nn.Module):
         return total, total
 
 
+class Numbered(nn.Module):
+    """Adds a row's number."""
+
+    def forward(self, x: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
+        total = total + x + torch.arange(x.size(0), device=x.device).unsqueeze(1)
+        return total, total
+
+
+class Shared(nn.Module):
+    """Divides by the number of rows."""
+
+    def forward(self, x: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
+        total = total + x / x.size(0)
+        return total, total
+
+
+class Choosing(nn.Module):
+    """Forgets everything if any row asks for it."""
+
+    def forward(self, x: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
+        total = total + x
+        if bool(x.max() > 1000):
+            total = total * 0
+        return total, total
+
+
 class Weighted(nn.Module):
     """Has a weight."""
 
