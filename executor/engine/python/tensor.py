@@ -130,7 +130,7 @@ Column = list[ModelTensor | None]
 
 def _is_plain_host_array(tensor: Any) -> bool:
     device = getattr(tensor, "__dlpack_device__", None)
-    kind = tensor.datatype if isinstance(tensor, ModelTensor) else str(getattr(tensor, "dtype", ""))
+    kind = datatype_of(tensor) if isinstance(tensor, ModelTensor) else str(getattr(tensor, "dtype", ""))
     return device is not None and device()[0] == 1 and not kind.endswith(("BF16", "bfloat16"))
 
 
