@@ -172,7 +172,7 @@ class Launcher:
         self._exit_code: int | None = None
         self._ready = False
         self._server_away = False
-        """From the end of the embedded server until it takes commands again. Every service warns of that."""
+        """Whether the embedded server has ended or does not answer. Every service warns of that, again and again."""
 
     async def run(self) -> int:
         """Starts the children, watches them, and stops them in order. Returns the exit code when all have ended."""
@@ -314,7 +314,7 @@ class Launcher:
         """Lets the services start when the server takes commands, and announces when every gateway is ready."""
         if self._server is not None:
             # Another process is waited for: nothing here could set an event.
-            while not await self._is_served(self._server):  # noqa: ASYNC110
+            while not await self._server_answers(self._server):  # noqa: ASYNC110
                 await asyncio.sleep(PROBE_INTERVAL_S / 2)
             self._events.put_nowait(MeshEvent.SERVER_READY)
         said_at = time.monotonic()
@@ -329,7 +329,7 @@ class Launcher:
         self._events.put_nowait(MeshEvent.MESH_READY)
         say(self._ready_text())
 
-    async def _is_served(self, server: Path) -> bool:
+    async def _server_answers(self, server: Path) -> bool:
         """Whether the embedded server takes commands."""
         pid = self._plans[SERVER].state.pid
         return bool(pid) and await asyncio.to_thread(serves, server, pid)
@@ -377,18 +377,27 @@ class Launcher:
     async def _relay_logs(self) -> None:
         while True:
             await asyncio.sleep(LOG_INTERVAL_S)
-            self._relay_new_lines()
-            if self._server is not None and self._server_away and await self._is_served(self._server):
+            told = self._relay_new_lines()
+            # Asked only when a service complains, and while it is away.
+            if self._server is None or not (told or self._server_away):
+                continue
+            if not await self._server_answers(self._server):
+                if not self._server_away:
+                    say(f"redis does not answer; its log is {self._plans[SERVER].state.log}")
+                self._server_away = True
+            elif self._server_away:
                 say("redis takes commands again; what the services said of its absence is in their logs")
                 await asyncio.sleep(ECHO_S)
                 self._relay_new_lines()
                 self._server_away = False
 
-    def _relay_new_lines(self) -> None:
+    def _relay_new_lines(self) -> bool:
+        """Shows what children have logged that matters. Returns whether there was anything."""
         least = Level.ERROR if self._server_away else Level.WARNING
-        for name, log in self._log_files.items():
-            for line in log.new_important_lines(least):
-                show(f"{name} | {line}", sys.stderr)
+        lines = [(name, line) for name, log in self._log_files.items() for line in log.new_important_lines(least)]
+        for name, line in lines:
+            show(f"{name} | {line}", sys.stderr)
+        return bool(lines)
 
 
 def next_command(program: Path, settings: UpSettings) -> str:
