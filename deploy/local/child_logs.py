@@ -27,14 +27,18 @@ class LogFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._first_byte = self._seen_bytes = path.stat().st_size if path.exists() else 0
+        self._seen_bytes = path.stat().st_size if path.exists() else 0
+        self._first_byte = 0
+        """Where the latest process began to write."""
         self._important = False
         self._repeats = Repeats()
 
     def open_for_child(self) -> BinaryIO:
         """The file to hand to a new process."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        return self.path.open("ab")
+        file = self.path.open("ab")
+        self._first_byte = file.tell()
+        return file
 
     def new_important_lines(self, least: Level = Level.WARNING) -> list[str]:
         """What is as bad as that since the last call, with the indented lines (tracebacks) that follow it.
@@ -55,7 +59,7 @@ class LogFile:
         return important
 
     def tail(self) -> str:
-        """The last lines of this launcher's children, indented."""
+        """The last lines of the latest process, indented: those before it said the same, where each has failed."""
         try:
             data = self.path.read_bytes()[self._first_byte :]
         except OSError:
