@@ -12,7 +12,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # Everything that comes from outside is checked against the hashes in the locks, but torch: each index has its own builds.
-INSTALL_TORCH := $(INSTALL) --no-deps $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL)) -r torch.lock
+# Not quiet: it is the large one, and a download without a sign of life looks like one that hangs.
+INSTALL_TORCH := $(filter-out --quiet,$(INSTALL)) --no-deps $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL)) -r torch.lock
 INSTALL_LOCKED := $(INSTALL) --require-hashes -c requirements.lock -r /dev/stdin
 INSTALL_PROJECT := $(INSTALL) --quiet --no-deps --no-build-isolation -e . -e client
 LOCK_FLAGS := --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
@@ -32,6 +33,7 @@ $(VENV)/.installed-run: pyproject.toml client/pyproject.toml requirements.lock t
 	@echo "installing seqmesh into $(VENV); the first time takes a few minutes, torch is large"
 	@$(INSTALL) --require-hashes -r bootstrap.lock
 	@$(INSTALL_TORCH)
+	@echo "installing what torch and the services need"
 	@$(BIN)/python deploy/requirements_of.py gateway scheduler executor console local | $(INSTALL_LOCKED)
 	@$(INSTALL_PROJECT)
 	@touch $@

@@ -34,19 +34,19 @@ UP_EPILOG = """Every setting of a service can be given here too, as its environm
 --help`, `seqmesh scheduler --help` and `seqmesh executor --help`."""
 
 LAZY_COMMANDS = {
+    "new": ("deploy.new.command", "Writes a model that works, to be changed into one's own."),
+    "demo": ("deploy.demo.command", "Streams texts while an executor is killed."),
+    "doctor": ("deploy.operate.doctor", "Finds what is not well here, and names the remedy."),
+    "console": ("deploy.console.__main__", "A page that shows a running mesh: `seqmesh up` starts one."),
+    "seq": ("deploy.operate.sequences", "The sequences of a mesh: list, show, move, pause, end, copy."),
+    "drain": ("deploy.operate.drain", "Empties executors: their sequences go on elsewhere."),
+    "tenants": ("deploy.operate.tenants", "What each tenant may do."),
+    "settings": ("deploy.operate.runtime_settings", "Shows what was changed in logging and tracing, and by whom."),
+    "analyze": ("deploy.analyze.command", "Finds the configuration of a model that serves most."),
+    "reshard": ("deploy.operate.reshard", "Changes the number of shards of a mesh that does not run."),
     "gateway": ("gateway.__main__", "One gateway: the v2 HTTP and gRPC protocols."),
     "scheduler": ("scheduler.__main__", "One scheduler: gives sequences to executors."),
     "executor": ("executor.__main__", "One executor: runs models."),
-    "console": ("deploy.console.__main__", "A page that shows a running mesh: `seqmesh up` starts one."),
-    "drain": ("deploy.operate.drain", "Empties executors: their sequences go on elsewhere."),
-    "seq": ("deploy.operate.sequences", "The sequences of a mesh: list, show, move, pause, end, copy."),
-    "reshard": ("deploy.operate.reshard", "Changes the number of shards of a mesh that does not run."),
-    "new": ("deploy.new.command", "Writes a model that works, to be changed into one's own."),
-    "doctor": ("deploy.operate.doctor", "Finds what is not well here, and names the remedy."),
-    "settings": ("deploy.operate.runtime_settings", "Shows what was changed in logging and tracing, and by whom."),
-    "tenants": ("deploy.operate.tenants", "What each tenant may do."),
-    "demo": ("deploy.demo.command", "Streams texts while an executor is killed."),
-    "analyze": ("deploy.analyze.command", "Finds the configuration of a model that serves most."),
     "chaos": ("deploy.chaos.command", "Kills a mesh under load, and checks every answer."),
 }
 
@@ -79,6 +79,10 @@ class Program(click.Group):
             sys.exit(1)
         finally:
             drop_unwritten()
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """In the order in which somebody new needs them, and not that of the alphabet."""
+        return list(self.commands)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Runs the command."""
