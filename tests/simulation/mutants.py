@@ -21,12 +21,11 @@ from executor.sequences.open_steps import OpenSteps
 from executor.workers.open_rows import OpenRow
 from gateway.requests.waiting import Answer, PendingRequest
 from scheduler.core.actions import Action, WantSlots
-from scheduler.core.away import Lent
 from scheduler.core.backlog import Entry
 from scheduler.core.decide import LOOK_MS_MAX
 from scheduler.core.events import Looked
 from scheduler.core.slots import InstanceSlots, SlotAddress
-from scheduler.core.state import LeaderState
+from scheduler.core.state import LeaderState, Lent
 from scheduler.effects import EffectPerformer
 from scheduler.ingest import StreamEntry
 from scheduler.leader import Leader
