@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from starlette.routing import Router
 
@@ -32,15 +31,6 @@ from shared.process.cpu_policy import waited_s
 from shared.process.lifecycle import Stop
 
 
-class PortApplications(NamedTuple):
-    """Of the HTTP port and of the metrics port, and of the connections beyond their bounds."""
-
-    of_http: Router
-    of_crowd: Router
-    of_metrics: Router
-    of_metrics_crowd: Router
-
-
 def applications(
     settings: GatewaySettings,
     parts: GatewayParts,
@@ -48,7 +38,8 @@ def applications(
     exposure: Exposure,
     regions: Regions,
     gauges: Sequence[Gauge],
-) -> PortApplications:
+) -> tuple[Router, Router, Router, Router]:
+    """Of the HTTP port, of its connections beyond their bounds, of the metrics port, and of those beyond its own."""
     page = Metrics(parts.catalog, parts.statistics, parts.observation, gauges, settings.metrics, parts.metering)
     server = ServerRoutes(parts.catalog, page, stop, name=settings.server_id, shared_memory=settings.allow_client_shm)
     bounds = BodyBounds(settings.http_max_input_size, parts.inference.budget)
@@ -71,7 +62,7 @@ def applications(
     of_metrics, of_metrics_crowd = (
         build(server, origins, settings.restrictions) for build in (build_metrics_app, build_crowded_app)
     )
-    return PortApplications(of_http, of_crowd, of_metrics, of_metrics_crowd)
+    return of_http, of_crowd, of_metrics, of_metrics_crowd
 
 
 def repository_of(

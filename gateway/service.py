@@ -94,15 +94,6 @@ async def _opened(settings: GatewaySettings) -> AsyncGenerator[OpenPorts]:
         yield OpenPorts(http, metrics, share)
 
 
-@dataclass(frozen=True, slots=True)
-class Servers:
-    """The servers of a gateway's ports, which take requests."""
-
-    http: HttpServer
-    grpc: GrpcServer
-    metrics: HttpServer
-
-
 async def _serve_ports(
     settings: GatewaySettings,
     parts: GatewayParts,
@@ -118,28 +109,27 @@ async def _serve_ports(
     exposure = Exposure(settings, is_loopback(ports.http.getsockname()[0]))
     exposure.warn()
     tasks.start(exposure.warn_of_model_control(parts.catalog), name="exposure")
-    servers = await _servers(settings, parts, stop, ports, exposure, regions)
-    for name, server in (("http", servers.http), ("grpc", servers.grpc), ("metrics", servers.metrics)):
+    http, grpc, metrics = await _servers(settings, parts, stop, ports, exposure, regions)
+    for name, server in (("http", http), ("grpc", grpc), ("metrics", metrics)):
         tasks.start(server.watched(), name=f"{name} port")
-    http, grpc, metrics = servers.http.port, servers.grpc.port, servers.metrics.port
-    logs.info("gateway ready", host=settings.host, http=http, grpc=grpc, metrics=metrics)
+    logs.info("gateway ready", host=settings.host, http=http.port, grpc=grpc.port, metrics=metrics.port)
     if ports.share is not None:
         ports.share.opened()
     if on_ready is not None:
-        on_ready(ListeningPorts(http, grpc, metrics))
-    telling = tasks.start(_tell_address(settings, parts, grpc), name="own address")
+        on_ready(ListeningPorts(http.port, grpc.port, metrics.port))
+    telling = tasks.start(_tell_address(settings, parts, grpc.port), name="own address")
     try:
         await stop.wait()
         telling.cancel()
-        await _drain(parts, servers, settings.exit_timeout_secs)
+        await _drain(parts, http, grpc, settings.exit_timeout_secs)
     except BaseException:
         # A background task has failed, or the process was told to end without a grace.
         parts.inference.give_up("the gateway has ended before its time")
-        await asyncio.gather(servers.grpc.stop(LAST_WORD_S), servers.http.stop(LAST_WORD_S))
+        await asyncio.gather(grpc.stop(LAST_WORD_S), http.stop(LAST_WORD_S))
         raise
     finally:
         # The metrics port answers until the other ports have closed.
-        await asyncio.gather(servers.http.stop(LAST_WORD_S), servers.metrics.stop(LAST_WORD_S, see_off_s=0.0))
+        await asyncio.gather(http.stop(LAST_WORD_S), metrics.stop(LAST_WORD_S, see_off_s=0.0))
 
 
 async def _tell_address(settings: GatewaySettings, parts: GatewayParts, grpc_port: int) -> None:
@@ -159,8 +149,8 @@ def _regions(settings: GatewaySettings, parts: GatewayParts, share: PortShare | 
 
 async def _servers(
     settings: GatewaySettings, parts: GatewayParts, stop: Stop, ports: OpenPorts, exposure: Exposure, regions: Regions
-) -> Servers:
-    """The servers, which take requests from now on."""
+) -> tuple[HttpServer, GrpcServer, HttpServer]:
+    """The servers of HTTP, gRPC and the metrics, which take requests from now on."""
     shares = descriptors.shares(
         raise_open_files(),
         http=settings.http_max_connections,
@@ -183,10 +173,10 @@ async def _servers(
     )
     grpc = await serve_grpc(servicer, settings, connections_max=shares.grpc)
     gauges = gauges_of(parts, http_share, grpc)
-    served = applications(settings, parts, stop, exposure, regions, gauges)
+    of_http, of_crowd, of_metrics, of_metrics_crowd = applications(settings, parts, stop, exposure, regions, gauges)
     http = HttpServer(
-        Served(served.of_http, http_share),
-        Served(served.of_crowd, Share(descriptors.SPARE, descriptors.SPARE // 2), once=True),
+        Served(of_http, http_share),
+        Served(of_crowd, Share(descriptors.SPARE, descriptors.SPARE // 2), once=True),
         parser=settings.http_parser,
         settings=settings,
         unread=parts.unread,
@@ -196,15 +186,15 @@ async def _servers(
     parts.memory.reliefs += [grpc.relieve, http.relieve, parts.unread.relieve, grpc.relieve_idle, http.relieve_idle]
     await http.start(ports.http)
     metrics = HttpServer(
-        Served(served.of_metrics, Share(descriptors.METRICS, of_one_client(descriptors.METRICS))),
-        Served(served.of_metrics_crowd, Share(descriptors.METRICS_SPARE, descriptors.METRICS_SPARE // 2), once=True),
+        Served(of_metrics, Share(descriptors.METRICS, of_one_client(descriptors.METRICS))),
+        Served(of_metrics_crowd, Share(descriptors.METRICS_SPARE, descriptors.METRICS_SPARE // 2), once=True),
         parser=settings.http_parser,
     )
     await metrics.start(ports.metrics)
-    return Servers(http, grpc, metrics)
+    return http, grpc, metrics
 
 
-async def _drain(parts: GatewayParts, servers: Servers, grace_s: float) -> None:
+async def _drain(parts: GatewayParts, http: HttpServer, grpc: GrpcServer, grace_s: float) -> None:
     """Takes leave of all clients. Requests that are not answered within the grace fail."""
     parts.inference.stopping = True
     parts.company.takes_calls("")
@@ -212,5 +202,5 @@ async def _drain(parts: GatewayParts, servers: Servers, grace_s: float) -> None:
     # Requests without an answer at the end of the grace fail then. The servers stop LAST_WORD_S later, so that the
     # errors still reach the clients.
     last_word = asyncio.get_running_loop().call_later(grace_s, parts.inference.give_up, "the gateway has stopped")
-    await asyncio.gather(servers.grpc.stop(grace_s + LAST_WORD_S), servers.http.stop(grace_s + LAST_WORD_S))
+    await asyncio.gather(grpc.stop(grace_s + LAST_WORD_S), http.stop(grace_s + LAST_WORD_S))
     last_word.cancel()

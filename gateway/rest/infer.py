@@ -64,10 +64,7 @@ class Infer:
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """POST .../infer: one inference. The answer comes as JSON, with binary data of tensors behind it if wanted."""
         headers = read_headers(scope)
-
-        def decoded(body: bytes, call: InferCall) -> tuple[InferCall, OutputForms]:
-            return self._decode(body, call, headers.header_length)
-
+        decoded = partial(self._decode, header_length=headers.header_length)
         with self._inference.budget.reserve() as reservation:
             call, forms = await self._receiver.call(scope, receive, headers, reservation, decoded)
         future = self._inference.submit(call)
