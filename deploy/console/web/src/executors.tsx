@@ -1,3 +1,4 @@
+import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
 import { DrainDialog, serveAgain } from "./actions";
 import { compact, count, duration, hueOf, idText, keyOf, linkOf, percent } from "./format";
@@ -174,6 +175,26 @@ function ServedModel({ served, executor, view }: { served: Served; executor: Exe
   );
 }
 
+/** form: its class. At Tab the first of a map has its turn, and `rove` goes on. */
+function Place({ one, form, first, fresh, children }: { one: Sequence; form: string; first: boolean; fresh: boolean; children?: ComponentChildren }) {
+  const words = describe(one, fresh);
+  return (
+    <li>
+      <a
+        href={linkOf(one)}
+        class={`${form}${one.open ? " open" : ""}${fresh ? " fresh" : ""}`}
+        tabIndex={first ? 0 : -1}
+        aria-label={words}
+        title={words}
+        style={{ "--hue": String(hueOf(one)) }}
+        data-sequence={one.id}
+      >
+        {children}
+      </a>
+    </li>
+  );
+}
+
 function describe(one: Sequence, fresh: boolean): string {
   const at = one.state === "live" ? `instance ${one.instance}, slot ${one.slot}` : one.state;
   const from = fresh ? `, came from ${one.came_from}` : "";
@@ -191,21 +212,11 @@ function Named({ found, empty, label, at }: { found: Sequence[]; empty: number; 
       {found.map((one, index) => {
         const fresh = isFresh(one, at);
         return (
-          <li key={keyOf(one)}>
-            <a
-              href={linkOf(one)}
-              class={`slot${one.open ? " open" : ""}${fresh ? " fresh" : ""}`}
-              tabIndex={index === 0 ? 0 : -1}
-              aria-label={describe(one, fresh)}
-              title={describe(one, fresh)}
-              style={{ "--hue": String(hueOf(one)) }}
-              data-sequence={one.id}
-            >
-              {fresh && <span aria-hidden="true">↷</span>}
-              <span class="slot-id">{idText(one)}</span>
-              <span class="slot-steps">{compact(one.steps)}</span>
-            </a>
-          </li>
+          <Place key={keyOf(one)} one={one} form="slot" first={index === 0} fresh={fresh}>
+            {fresh && <span aria-hidden="true">↷</span>}
+            <span class="slot-id">{idText(one)}</span>
+            <span class="slot-steps">{compact(one.steps)}</span>
+          </Place>
         );
       })}
       {Array.from({ length: empty }, (_, index) => (
@@ -221,21 +232,9 @@ function Squares({ found, held, slots, label, at }: { found: Sequence[]; held: n
   }
   return (
     <ul class="squares" aria-label={`Sequences of ${label}`} onKeyDown={rove}>
-      {found.map((one, index) => {
-        const fresh = isFresh(one, at);
-        return (
-          <li key={keyOf(one)}>
-            <a
-              href={linkOf(one)}
-              class={`square${one.open ? " open" : ""}${fresh ? " fresh" : ""}`}
-              tabIndex={index === 0 ? 0 : -1}
-              aria-label={describe(one, fresh)}
-              title={describe(one, fresh)}
-              style={{ "--hue": String(hueOf(one)) }}
-            />
-          </li>
-        );
-      })}
+      {found.map((one, index) => (
+        <Place key={keyOf(one)} one={one} form="square" first={index === 0} fresh={isFresh(one, at)} />
+      ))}
     </ul>
   );
 }

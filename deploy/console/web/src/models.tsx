@@ -3,8 +3,6 @@ import { compact, count, measure, milliseconds } from "./format";
 import { ask } from "./session";
 import type { Model, View } from "./types";
 
-const KINDS: Record<Model["kind"], string> = { sequences: "sequences", stateless: "stateless", ensemble: "ensemble" };
-
 export function Models({ view }: { view: View }) {
   return (
     <section aria-labelledby="models-title">
@@ -30,7 +28,7 @@ function ModelCard({ one }: { one: Model }) {
         <h2>
           {one.name} <span class="muted">version {one.version}</span>
         </h2>
-        <span class="muted">{KINDS[one.kind]}, {one.backend || "backend not told"}</span>
+        <span class="muted">{one.kind}, {one.backend || "backend not told"}</span>
       </div>
       <dl class="facts-grid">
         <Fact name="Steps per second" value={measure(one.steps_per_s)} />
@@ -55,7 +53,7 @@ function ModelCard({ one }: { one: Model }) {
   );
 }
 
-function Fact({ name, value, tone = "" }: { name: string; value: string; tone?: string }) {
+export function Fact({ name, value, tone = "" }: { name: string; value: string; tone?: string }) {
   return (
     <div class={tone}>
       <dt>{name}</dt>

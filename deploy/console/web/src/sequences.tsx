@@ -1,6 +1,7 @@
 import { useState } from "preact/hooks";
 import { isOpen, SequenceActions } from "./actions";
 import { clock, count, duration, idText, keyOf, linkOf, traceCommand } from "./format";
+import { Fact } from "./models";
 import { ask } from "./session";
 import type { State } from "./store";
 import type { Named, Sequence, View } from "./types";
@@ -189,10 +190,7 @@ function Facts({ one, at }: { one: Sequence; at: number }) {
   return (
     <dl class="facts-grid card">
       {facts.filter(([name]) => isOpen(one) || !ofOpen.has(name)).map(([name, value]) => (
-        <div key={name}>
-          <dt>{name}</dt>
-          <dd>{value}</dd>
-        </div>
+        <Fact key={name} name={name} value={value} />
       ))}
     </dl>
   );
