@@ -15,7 +15,7 @@ from typing import Any
 import click
 from click.shell_completion import get_completion_class
 
-from deploy.local.endings import UNWRITABLE, absent, drop_unwritten, prepare_streams, unusable
+from deploy.local.endings import UNWRITABLE, absent, drop_unwritten, importing, prepare_streams, unusable
 from deploy.local.launcher import up
 from deploy.local.settings import UpSettings
 from deploy.local.terminal import show
@@ -50,6 +50,8 @@ LAZY_COMMANDS = {
     "chaos": ("deploy.chaos.command", "Kills a mesh under load, and checks every answer."),
 }
 
+SERVICES = ("gateway", "scheduler", "executor", "console")
+"""Each has an extra of its name, which brings what it needs."""
 GIVEN_BY_UP = ("--name", "--reuse-port", "--no-reuse-port", "--console-control")
 """Options of services that `seqmesh up` gives itself: their variables would change nothing."""
 EXIT_INTERRUPTED = 130
@@ -116,10 +118,11 @@ class LazyCommand(click.Command):
 
     def _run(self, arguments: Sequence[str]) -> None:
         """Calls the module's `main`, which returns the exit code, or the command in it."""
-        module = import_module(self._module)
-        main: Callable[[Sequence[str]], int | None] | None = getattr(module, "main", None)
-        if main is not None:
-            sys.exit(main(arguments))
+        with importing(str(self.name) if self.name in SERVICES else "gateway,scheduler,executor,local"):
+            module = import_module(self._module)
+            main: Callable[[Sequence[str]], int | None] | None = getattr(module, "main", None)
+            if main is not None:
+                sys.exit(main(arguments))
         # Not by the command's own `main`: what ends it, the program makes an exit code of.
         command = self.real()
         with command.make_context(f"seqmesh {self.name}", list(arguments)) as ctx:

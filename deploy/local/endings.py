@@ -86,6 +86,22 @@ def errors_apart() -> Generator[None]:
         raise NotBegunError(unexpected(error)) from error
 
 
+@contextmanager
+def importing(extras: str) -> Generator[None]:
+    """For imports of what only some commands need: images and installations of single services lack it. Raises
+    click.ClickException for a package that is missing. extras: those of this distribution that bring it
+    """
+    try:
+        yield
+    except (ImportError, RuntimeError) as error:
+        # tritonclient makes a RuntimeError of it.
+        missing = error.__cause__ if isinstance(error, RuntimeError) else error
+        if not isinstance(missing, ModuleNotFoundError):
+            raise
+        remedy = f"pip install 'seqmesh[{extras}]', or run it where that was done"
+        raise click.ClickException(f"this needs {missing.name}, which is not installed here: {remedy}") from error
+
+
 def unusable(error: OSError) -> str:
     """What is said of an error that names a file: of a copy, the file that is written."""
     return f"{error.filename2 or error.filename} cannot be read or written: {error.strerror}"

@@ -11,7 +11,7 @@ from typing import Any
 import click
 import msgspec
 
-from deploy.local.endings import errors_apart
+from deploy.local.endings import errors_apart, importing
 from deploy.operate import completion
 from deploy.operate.comparison import Comparison, OutputSummary, ReplayAnswer, Tolerance, compared
 from deploy.operate.operating import NAMING, OperatedMesh, found_mesh, named, told
@@ -69,7 +69,8 @@ async def replay(
 ) -> None:
     """tls: the files of `Target`"""
     # They take a while to import, and no other command of `seqmesh seq` needs them.
-    from deploy.operate.replaying import Target, address_of, header_given, replayed  # noqa: PLC0415
+    with importing("local"):
+        from deploy.operate.replaying import Target, address_of, header_given, replayed  # noqa: PLC0415
 
     if [bool(model), bool(correlation_id)] != [file is None] * 2:
         raise click.ClickException("name a sequence by MODEL and ID, or an exported one by --file")

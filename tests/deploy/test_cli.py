@@ -54,6 +54,29 @@ def test_a_command_that_is_interrupted_while_it_is_imported_ends_without_a_word(
     assert ("", "") == capsys.readouterr()
 
 
+@pytest.mark.parametrize("error", [None, RuntimeError("does not include http support")])
+@pytest.mark.parametrize(
+    ("words", "extras"), [(["executor"], "executor"), (["chaos"], "gateway,scheduler,executor,local")]
+)
+def test_a_command_whose_packages_are_not_installed_says_which_and_what_brings_them(
+    words: list[str], extras: str, error: Exception | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in the image of a gateway. tritonclient makes an error of its own of it."""
+    missing = ModuleNotFoundError("No module named 'psutil'", name="psutil")
+
+    def refused(_: str) -> None:
+        if error is None:
+            raise missing
+        raise error from missing
+
+    monkeypatch.setattr(cli, "import_module", refused)
+
+    ended = CliRunner().invoke(cli.main, words)
+
+    assert 1 == ended.exit_code
+    assert f"Error: this needs psutil, which is not installed here: pip install 'seqmesh[{extras}]'" in ended.output
+
+
 @pytest.mark.parametrize("words", [["version"], ["seq", "ls", "sum"], ["demo"], ["demo", "vad"]])
 def test_a_command_that_is_interrupted_has_the_exit_code_of_that(
     words: list[str], monkeypatch: pytest.MonkeyPatch
