@@ -125,7 +125,8 @@ class _Trial:
         before = self._kept.calls if self._kept is not None else 0
         found = self._engine.run(rows, [True] * len(rows)).rows
         if len(rows) == 1 and isinstance(found[0], RowError):
-            level = logging.WARNING if self._kept is not None else logging.INFO
+            # Where a kernel has failed on a GPU, this is the last word of the process that tells why.
+            level = logging.WARNING if self._kept is not None or self._engine.device.type == "cuda" else logging.INFO
             log.log(level, "model '%s' failed on a made-up step at load: %s", self._config.name, found[0].message)
         results = [result for result in found if isinstance(result, RowResult)]
         if len(results) != len(rows) or (self._kept is not None and self._kept.calls != before + 1):

@@ -93,7 +93,7 @@ class TorchEngine:
         self._bindings = bindings
         self._outputs = Outputs(config, places)
         self._arena = arena
-        self._device = arena.device
+        self.device = arena.device
         self._shapes = RowShapes(config)
         self._ragged = RaggedInputs(config.inputs)
         self._input_position = {spec.name: position for position, spec in enumerate(config.inputs)}
@@ -109,13 +109,13 @@ class TorchEngine:
         self._streams = streams
         self._failure = failure
         # Watches the first batch on a GPU only.
-        self._layers = RecurrentLayers() if self._device.type == "cuda" else None
+        self._layers = RecurrentLayers() if self.device.type == "cuda" else None
         self.batch_rows = padded_rows(config.max_batch_size) if fixed_threads else 0
         self.alone_because = ""
         self.is_testable = True
         self.runs_ahead = streams is not None
         self.frees_slots = arena.varies
-        cut = fixed_threads if self._device.type == "cpu" else 1
+        cut = fixed_threads if self.device.type == "cpu" else 1
         if fixed_threads and (because := alone_because(config, cut)):
             self.run_rows_alone(because)
 
@@ -123,7 +123,7 @@ class TorchEngine:
         self.batch_rows, self.alone_because = 1, because
 
     def move_weights(self, offset_bytes: int) -> None:
-        if isinstance(self._forward, torch.nn.Module) and self._device.type == "cpu":
+        if isinstance(self._forward, torch.nn.Module) and self.device.type == "cpu":
             for weight in (*self._forward.parameters(), *self._forward.buffers()):
                 weight.data = relocated(weight.data, offset_bytes)
 
@@ -144,7 +144,7 @@ class TorchEngine:
     def _ended(self, results: list[RowResult | RowError | None], running: HostBatch | GpuBatch) -> BatchResult:
         with self._on_device():
             timings = running.end()
-            if self._switches.cache_cleaning and self._device.type == "cuda":
+            if self._switches.cache_cleaning and self.device.type == "cuda":
                 torch.cuda.empty_cache()
         return BatchResult(results, timings)
 
@@ -167,12 +167,12 @@ class TorchEngine:
 
     def memory_usage(self) -> Sequence[MemoryUse]:
         size = self._arena.byte_size + self._weight_bytes
-        kind = "GPU" if self._device.type == "cuda" else "CPU"
-        return (MemoryUse(kind, self._device.index or 0, size),) if size else ()
+        kind = "GPU" if self.device.type == "cuda" else "CPU"
+        return (MemoryUse(kind, self.device.index or 0, size),) if size else ()
 
     def close(self) -> None:
         self._forward = None
-        if self._device.type == "cuda":
+        if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
     # --- which rows run together
@@ -300,15 +300,15 @@ class TorchEngine:
 
     def _places(self, layout: Layout, wants: Sequence[bool]) -> Places:
         if not self._arena.states:
-            return Places([], [], self._device)
+            return Places([], [], self.device)
         reads = [self._read_place(row) for row in layout.batch]
         reads += [NULL_PLACE] * (layout.total - layout.kept)
         writes = [SCRAP_PLACE if row.slot is None or row.null else self._arena.place(row.slot) for row in layout.batch]
         if not self._arena.grows:
-            return Places(reads, writes, self._device)
+            return Places(reads, writes, self.device)
         saved = {position for position, wanted in zip(layout.positions, wants, strict=True) if wanted}
         saves = [row in saved for row in range(len(layout.batch))]
-        return Places(reads, writes, self._device, saves, [row.end for row in layout.batch])
+        return Places(reads, writes, self.device, saves, [row.end for row in layout.batch])
 
     # --- forward's arguments
 
@@ -364,7 +364,7 @@ class TorchEngine:
                 f"'{source.source}' is beyond {source.datatype}",
                 Code.INVALID_ARG,
             ) from error
-        return on_device(torch.from_numpy(value), self._device)
+        return on_device(torch.from_numpy(value), self.device)
 
     def _model_shapes(self, name: str, batch: Sequence[Row], key: InputShapes) -> list[shapes.Shape]:
         """Each request's shape of the input that a batch tensor describes, as the model has it. Raises
@@ -383,7 +383,7 @@ class TorchEngine:
 
     def _column(self, datatype: str, parts: list[bytes], shape: shapes.Shape) -> Any:
         if datatype != "BYTES":
-            made = tensor_of(parts, datatype, shape, self._device)
+            made = tensor_of(parts, datatype, shape, self.device)
             # Torch's own memory is aligned, that of `bytes` need not be, and a kernel may choose its instructions by
             # that.
             return made.clone() if self._fixed_threads else made
@@ -408,9 +408,9 @@ class TorchEngine:
                 returned = self._forward(*positional, **named)
             if layers is not None:
                 layers.join_weights()
-            if self._device.type == "cuda" and self._streams is None:
+            if self.device.type == "cuda" and self._streams is None:
                 # Of another runtime, whose memory may be used anew as soon as its values are forgotten.
-                torch.cuda.current_stream(self._device).synchronize()
+                torch.cuda.current_stream(self.device).synchronize()
             return returned
         except Exception as error:  # the model's own code: whatever it raises is the row's error, not ours
             raise BatchFailedError(self._execute_failure(error)) from error
@@ -429,7 +429,7 @@ class TorchEngine:
             name = state.spec.output_name
             value = self._outputs.value(returned, name)
             if isinstance(value, torch.Tensor):
-                value = value.to(self._device).resolve_neg()
+                value = value.to(self.device).resolve_neg()
                 value = value if self._batched else value.unsqueeze(0)
             elif not self._batched and isinstance(value, Texts):
                 value = value.in_batch
