@@ -7,7 +7,7 @@ followed from it. A leader that meets an unexpected error ends; `scheduler.servi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 
 from scheduler.core import invariants
@@ -83,8 +83,9 @@ class Leader:
         self._lent = lent or LentSlots(mesh, model, term)
         shards = self.state.shards
         self._performer = EffectPerformer(mesh, model, term, shards=shards, tombstone_ms=tombstone_ms, lent=self._lent)
-        self._sources = sources(mesh.keys, model, shards)
-        self._positions = dict.fromkeys(self._sources, "0-0")
+        self.streams = sources(mesh.keys, model, shards)
+        """All that it is to hear."""
+        self._positions = dict.fromkeys(self.streams, "0-0")
         self._mailbox: list[StreamEntry] = []
         self._offers: Offers = {}
         self._poll: Poll | None = None
@@ -101,11 +102,6 @@ class Leader:
 
     # -- what the service tells it --------------------------------------------------------------------------------
 
-    @property
-    def streams(self) -> Collection[str]:
-        """All that it is to hear."""
-        return self._sources
-
     def positions(self) -> dict[str, str]:
         """The streams to be read, each with the last entry that was read.
 
@@ -121,12 +117,11 @@ class Leader:
         """
         if not self._is_at_ease:
             return positions
-        sources = self._sources
-        return {stream: last for stream, last in positions.items() if sources[stream].kind is StreamKind.STARTS}
+        return {stream: last for stream, last in positions.items() if self.streams[stream].kind is StreamKind.STARTS}
 
     def deliver(self, stream: str, entries: Sequence[tuple[bytes, dict[bytes, bytes]]]) -> None:
         """Takes entries of one of the leader's streams, in order, into the mailbox."""
-        source = self._sources[stream]
+        source = self.streams[stream]
         if source.kind is StreamKind.STARTS:
             was_at_ease, self._asked_at = self._is_at_ease, asyncio.get_running_loop().time()
             if was_at_ease:
