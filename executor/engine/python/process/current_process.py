@@ -55,7 +55,7 @@ class CurrentProcess:
         self._answered = answered
         self._lost = lost
         self._files = _lines(load.request) if load.request.config.sequence_batching else frozenset[str]()
-        self._restarts = Restarts()
+        self.restarts = Restarts()
         self.is_first = True
         self.limit_s = 0.0
         self.now: InstanceProcess | None = None
@@ -92,34 +92,29 @@ class CurrentProcess:
     def is_ready(self) -> bool:
         """False while none may be started. Without a process the next batch has another one started. May be asked from
         any thread."""
-        if self._restarts.wait_s(time.monotonic()):
+        if self.restarts.wait_s(time.monotonic()):
             return False
         process = self.now
         if process is None or not process.is_alive or not self.abilities.has_readiness:
             return True
         return process.is_ready()
 
-    @property
-    def why_ended(self) -> str:
-        """What became of the last process that ended; a part of a sentence."""
-        return self._restarts.reason
-
     def start(self) -> None:
         """Sees to it that there is a process. Raises NotNowError."""
         self.notice_end()
         while self.now is None:
-            if wait_s := self._restarts.wait_s(time.monotonic()):
+            if wait_s := self.restarts.wait_s(time.monotonic()):
                 raise NotNowError(
-                    f"model instance '{self._instance}' has no process: the last one {self.why_ended}; the next one is "
-                    f"started in {wait_s:.1f} s"
+                    f"model instance '{self._instance}' has no process: the last one {self.restarts.reason}; "
+                    f"the next one is started in {wait_s:.1f} s"
                 )
             try:
                 self._check_files()
                 self.now, self.abilities = self._started(self._start_limit_s)
             except (ProcessLostError, CannotStartError, ModelError) as error:
                 reason = error.message if isinstance(error, ModelError) else str(error)
-                self._restarts.ended(f"could not be started again: {reason}", time.monotonic())
-                logs.error("instance has no process", instance=self._instance, cause=self._restarts.reason)
+                self.restarts.ended(f"could not be started again: {reason}", time.monotonic())
+                logs.error("instance has no process", instance=self._instance, cause=self.restarts.reason)
 
     def _check_files(self) -> None:
         """Raises CannotStartError if the process would load another model: the states that it gets, and the other
@@ -155,10 +150,6 @@ class CurrentProcess:
         except ProcessLostError:
             return None
 
-    def ran(self) -> None:
-        """The process has run a batch."""
-        self._restarts.ran()
-
     def notice_end(self) -> None:
         """Ends what is left of a process that has ended."""
         if self.now is not None and not self.now.is_alive:
@@ -170,7 +161,7 @@ class CurrentProcess:
         logs.error("process of an instance ended", instance=self._instance, pid=self.now.pid, cause=reason)
         self.now.kill()
         self.now, self.is_first = None, False
-        self._restarts.ended(reason, time.monotonic())
+        self.restarts.ended(reason, time.monotonic())
         self._lost()
 
     def close(self) -> None:

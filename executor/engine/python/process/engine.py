@@ -188,7 +188,7 @@ class ProcessEngine:
         if not isinstance(ran, Ran) or len(ran.rows) != len(rows):
             self._process.end("answered a batch with something else")
             raise ProcessLostError("answered a batch with something else")
-        self._process.ran()
+        self._process.restarts.ran()
         results: list[RowResult | RowError | None] = [ran.errors.get(index, row) for index, row in enumerate(ran.rows)]
         for index, (row, key, result) in enumerate(zip(given, keys, results, strict=True)):
             opened.ran(self._numbers[index], result)
@@ -250,8 +250,9 @@ class ProcessEngine:
         if request.losses >= LOSSES_MAX:
             return RowError(
                 Code.INTERNAL,
-                f"model '{self._model}': the process of model instance '{self._instance}' {self._process.why_ended} "
-                f"while this request was open, {LOSSES_MAX} times without a further answer",
+                f"model '{self._model}': the process of model instance '{self._instance}' "
+                f"{self._process.restarts.reason} while this request was open, "
+                f"{LOSSES_MAX} times without a further answer",
             )
         try:
             result, _ = self._run_alone(row, row.slot or 0, request.number, wanted=request.wanted)

@@ -11,7 +11,7 @@ class Restarts:
     """A process that has run a batch is replaced at once. Of processes that end before that, in a row, each waits twice
     as long as the one before.
 
-    reason  why the last process ended
+    reason  what became of the last process that ended; a part of a sentence
     """
 
     def __init__(self) -> None:

@@ -190,4 +190,4 @@ class ProcessSequences:
             self._process.notice_end()
             if self._process.now is not None:
                 self._process.end(f"did not answer a step again within {limit_s:g} s and was ended")
-            raise ProcessLostError(self._process.why_ended)
+            raise ProcessLostError(self._process.restarts.reason)
