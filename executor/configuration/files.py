@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from stat import S_ISREG
 
 from executor.configuration.names import wire_type
 from executor.configuration.parameters import STRATEGY
@@ -15,6 +16,17 @@ from executor.configuration.rules.warmup import NO_ID
 from shared.configuration.schema import ConfigMessage
 from shared.contract.errors import ConfigError
 from shared.contract.tensors import ELEMENT_BYTES
+
+
+def check_readable(path: Path, bytes_max: int) -> None:
+    """Raises OSError for a file that must not be read: it is not there, is longer than that, or is no file but a pipe,
+    which may keep its readers waiting, or a device, which may never end.
+    """
+    found = path.stat()
+    if found.st_size > bytes_max:
+        raise OSError(f"longer than {bytes_max} bytes")
+    if not S_ISREG(found.st_mode):
+        raise OSError("it is no file")
 
 
 def check_files(config: ConfigMessage, model_dir: Path, version_dir: Path) -> None:

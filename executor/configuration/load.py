@@ -21,7 +21,7 @@ from executor.configuration.backends import Surroundings
 from executor.configuration.build import build
 from executor.configuration.canonical import to_json
 from executor.configuration.fields import review_fields
-from executor.configuration.files import check_files
+from executor.configuration.files import check_files, check_readable
 from executor.configuration.normalise import fill_identity, normalise
 from executor.configuration.rules.batching import check_response_cache
 from executor.configuration.rules.ensembles import is_ensemble
@@ -115,8 +115,7 @@ def _read(model_dir: Path, override_json: str | None, config_name: str, *, requi
     if not config_name or not path.is_file():
         path = model_dir / "config.pbtxt"
     try:
-        if path.stat().st_size > CONFIG_BYTES_MAX:
-            raise ConfigError(f"failed to read {path}: longer than {CONFIG_BYTES_MAX} bytes")
+        check_readable(path, CONFIG_BYTES_MAX)
         return parse_text(path.read_text(encoding="utf-8"), str(path))
     except FileNotFoundError:
         if required:

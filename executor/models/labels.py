@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from executor.configuration.files import check_readable
 from shared.contract.errors import LoadError
 from shared.contract.limits import LABEL_FILE_BYTES_MAX
 from shared.contract.model_config import ModelConfig
@@ -30,10 +31,8 @@ def _lines(model_dir: Path, filename: str, model: str) -> tuple[str, ...]:
     if not path.is_relative_to(model_dir.resolve()):
         raise LoadError(f"label file '{filename}' of model '{model}' is not in the model's directory")
     try:
-        with path.open("rb") as file:
-            content = file.read(LABEL_FILE_BYTES_MAX + 1)
-        if len(content) > LABEL_FILE_BYTES_MAX:
-            raise LoadError(f"label file '{filename}' of model '{model}' is larger than {LABEL_FILE_BYTES_MAX} bytes")
+        check_readable(path, LABEL_FILE_BYTES_MAX)
+        content = path.read_bytes()
         return tuple(content.decode().removesuffix("\n").split("\n")) if content else ()
     except (OSError, UnicodeDecodeError) as error:
         raise LoadError(f"failed to read label file '{filename}' of model '{model}': {error}") from error

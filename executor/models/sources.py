@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from executor.configuration.files import check_readable
 from executor.models.fingerprints import folder_fingerprint
 from executor.remote.cache import Cache
 from executor.remote.repository import RemoteRepository
 from executor.remote.storage import Storage, StorageError
+from shared.configuration.parse import CONFIG_BYTES_MAX
 from shared.contract.errors import LoadError, sendable
 from shared.contract.locations import ModelLocation
 from shared.process import logs
@@ -163,6 +165,7 @@ def open_sources(locations: Iterable[ModelLocation], cache_dir: Path, cache_byte
 
 def _text(path: Path) -> str:
     try:
+        check_readable(path, CONFIG_BYTES_MAX)
         return path.read_text(errors="replace")
     except OSError:
         return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -517,6 +518,26 @@ def test_text_that_is_no_utf8_is_refused(load_text: LoadText) -> None:
     (model_dir / "config.pbtxt").write_bytes(b'name: "\xff"')
 
     with pytest.raises(ConfigError, match="failed to read"):
+        load_text(None)
+
+
+@pytest.mark.parametrize("made", ["a pipe", "a device", "a long file", "a folder"])
+def test_what_is_no_configuration_file_is_not_read(load_text: LoadText, made: str) -> None:
+    """Of a pipe and of a device the end may never come, and a file may have more than there is memory."""
+    path = load_text(IO).model_dir / "config.pbtxt"
+    path.unlink()
+    match made:
+        case "a pipe":
+            os.mkfifo(path)
+        case "a device":
+            path.symlink_to("/dev/zero")
+        case "a long file":
+            path.touch()
+            os.truncate(path, 1 << 40)
+        case _:
+            path.mkdir()
+
+    with pytest.raises(ConfigError, match=r"failed to read .*config\.pbtxt: (it is no file|longer than 1048576 bytes)"):
         load_text(None)
 
 

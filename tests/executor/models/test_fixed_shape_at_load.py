@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import mmap
+import os
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -180,6 +181,9 @@ def test_configurations_are_looked_through_before_anything_is_loaded(tmp_path: P
     (tmp_path / "m" / "configs").mkdir(parents=True)
     (tmp_path / "m" / "config.pbtxt").write_text('name: "m"')
     (tmp_path / "odd" / "config.pbtxt").mkdir(parents=True)
+    os.mkfifo(tmp_path / "odd" / "pipe.pbtxt")
+    (tmp_path / "odd" / "long.pbtxt").touch()
+    os.truncate(tmp_path / "odd" / "long.pbtxt", 1 << 40)
 
     assert not repository.mentions("fixed_shape")
     (tmp_path / "m" / "configs" / "exact.pbtxt").write_bytes(b"\xff" + CONFIG.encode())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -48,7 +49,13 @@ def test_a_file_outside_the_models_folder_stays_unread(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_labels_is_refused(tmp_path: Path) -> None:
     (tmp_path / "large").write_bytes(bytes(LABEL_FILE_BYTES_MAX + 1))
     (tmp_path / "binary").write_bytes(b"\xff")
+    os.mkfifo(tmp_path / "pipe")
 
-    for name, message in (("large", "is larger than"), ("binary", "failed to read"), ("missing", "failed to read")):
-        with pytest.raises(LoadError, match=message):
+    for name, cause in (
+        ("large", "longer than 1048576 bytes"),
+        ("pipe", "it is no file"),
+        ("binary", ""),
+        ("missing", ""),
+    ):
+        with pytest.raises(LoadError, match=f"failed to read label file '{name}' of model 'm': {cause}"):
             read_labels(config(name), tmp_path)
