@@ -20,7 +20,7 @@ from executor.configuration.version_files import ALL_CONTENT, NO_CONTENT, lines,
 
 SERVED_BY = ("dynamic_batching", "model_warmup", "optimization", "response_cache")
 BATCHED_BY = ("direct", "oldest", "max_sequence_idle_microseconds")
-PARAMETERS = (
+SERVED_BY_PARAMETERS = (
     "batch_gathering",
     "checkpoint_interval",
     "instance_process",
@@ -57,7 +57,7 @@ def fingerprint(
     if loaded.config.state_in_mesh:
         _leave_out(config, SERVED_BY)
         _leave_out(config.get("sequence_batching", {}), BATCHED_BY)
-        _leave_out(config.get("parameters", {}), PARAMETERS)
+        _leave_out(config.get("parameters", {}), SERVED_BY_PARAMETERS)
     if loaded.config.sequence_batching is None or loaded.config.state_in_mesh:
         # Elsewhere only the engine holds the state, so a change of the instances ends the sequences.
         _leave_out(config, ("instance_group",))
