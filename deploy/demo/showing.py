@@ -12,7 +12,7 @@ import click
 from tritonclient.grpc.aio import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
-from deploy.demo.local_mesh import KilledExecutor, LocalMesh
+from deploy.demo.local_mesh import LocalMesh
 from deploy.demo.screen import Screen, ViewT
 from seqmesh_client import AsyncClient, SeqmeshError
 from shared.process.addresses import host_and_port
@@ -94,13 +94,6 @@ async def show_owners(mesh: LocalMesh | None, ids: Sequence[str], screen: Screen
                 # A sequence without an owner (over, or being taken over) keeps the last owner's name on the screen.
                 view.owner = owner or view.owner
         await asyncio.sleep(OWNER_INTERVAL_S)
-
-
-async def kill_one(mesh: LocalMesh, ids: Sequence[str], screen: Screen[ViewT], noun: str) -> KilledExecutor:
-    """Kills the executor that holds most of the sequences, and says so. noun: what one of them is called"""
-    victim = await mesh.kill_one(ids)
-    screen.say(f"  {victim.name} (process {victim.pid}) is killed; it held {numbered(noun, victim.held)}")
-    return victim
 
 
 def numbered(noun: str, held: Sequence[int]) -> str:

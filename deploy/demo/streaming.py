@@ -10,7 +10,7 @@ from typing import Any
 
 from deploy.demo.local_mesh import KilledExecutor, LocalMesh
 from deploy.demo.screen import Screen, View, ViewT
-from deploy.demo.showing import kill_one, show_owners
+from deploy.demo.showing import numbered, show_owners
 from deploy.demo.transcript import AnsweredPiece
 from seqmesh_client import AsyncClient, StepOutputs
 
@@ -59,7 +59,10 @@ class Streams:
 
         async def kill_at_half(mesh: LocalMesh) -> KilledExecutor:
             await half.wait()
-            return await kill_one(mesh, self.ids, screen, self.noun)
+            victim = await mesh.kill_one(self.ids)
+            held = numbered(self.noun, victim.held)
+            screen.say(f"  {victim.name} (process {victim.pid}) is killed; it held {held}")
+            return victim
 
         killing: asyncio.Task[KilledExecutor] | None = None
         owners = asyncio.create_task(show_owners(self.mesh, self.ids, screen), name="owners")
