@@ -8,6 +8,7 @@ python -m tests.simulation --mutants                 every fault that is put in 
 ... --reload                                         with loads and unloads of the model besides (reloading.py)
 ... --vary                                           with what the others leave out (varying.py)
 ... --beside                                         with a second model on the same executors (beside.py)
+... --chain                                          with an ensemble of two states (chaining.py)
 ... --lose                                           with a store that loses its newest data (losing.py)
 ... --refuse                                         with a store that refuses for a while (refusing.py)
 ... --cluster                                        with a Cluster, whose nodes do that each by itself (refusing.py)
@@ -28,6 +29,7 @@ from functools import partial
 from itertools import chain
 
 from tests.simulation.beside import two_models
+from tests.simulation.chaining import chained
 from tests.simulation.drills import DRILLS, drilled
 from tests.simulation.losing import lost
 from tests.simulation.mutants import MUTANTS, Mutant
@@ -50,6 +52,7 @@ KINDS: Mapping[str, tuple[Play, str]] = {
     "--reload": (reloaded, "the operator loads and unloads the model, too"),
     "--reshard": (resharded, "the mesh is stopped, and has other shards afterwards"),
     "--beside": (two_models, "a second model on the same executors"),
+    "--chain": (chained, "an ensemble of two models with states"),
     "--lose": (lost, "the store comes back without its newest data"),
     "--refuse": (refused, "the store is full, a replica, or silent for a while"),
     "--cluster": (clustered, "so is each node of a Cluster"),

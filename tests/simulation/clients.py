@@ -8,7 +8,8 @@ Of a decoupled model a client knows all answers, too. Who asks again says which 
 once more. Askers send stateless requests, to a decoupled model, one at a time.
 
 Some wait for an answer as long as it takes, some give up after a while and ask elsewhere. Some send several steps
-without waiting. Now and then one pauses for longer than the idle time, leaves its sequence without END, or cancels.
+without waiting, some each step through another gateway, and now and then a step through two. Now and then one pauses
+for longer than the idle time, leaves its sequence without END, or cancels.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Protocol
 
 from msgspec.structs import replace
@@ -28,7 +30,19 @@ from shared.contract.errors import Code, MeshError, Reason, SequenceError, Unava
 from shared.contract.messages import decode_reply
 from shared.store.work_scripts import TOO_LATE
 from tests.simulation.ledger import Ledger
-from tests.simulation.model import DEADLY, FAILURE, INPUT, NAME, PASS, STATELESS, before_last, fold, number, value_of
+from tests.simulation.model import (
+    CHAIN,
+    DEADLY,
+    FAILURE,
+    INPUT,
+    NAME,
+    PASS,
+    STATELESS,
+    before_last,
+    fold,
+    number,
+    value_of,
+)
 from tests.simulation.story import Story
 
 
@@ -66,6 +80,7 @@ class Habit:
     hurries    the share of steps with a timeout
     iterative  each of its sequences is one step, over which the model makes several passes. Unless steps carry their
                numbers, some have no id: the gateway makes one
+    spreads    each step goes through whichever gateway, some through two. Steps without a number wait for each other
     model      that it uses
     patience_s how long it waits for an answer before it asks elsewhere, while there are faults; None: for ever
     """
@@ -84,10 +99,13 @@ class Habit:
     tenant: str = ""
     hurries: float = 0.0
     iterative: bool = False
+    spreads: bool = False
     model: str = NAME
 
 
 PASSES_MAX, NAMELESS = 4, 0.5
+TWICE = 0.4
+"""Of the steps of a client that spreads them: how many it sends through two gateways."""
 TIMEOUTS_US = 300_000, 1_000_000, 3_000_000
 AGAIN, RESTARTS = 0.5, 0.1
 """Of bold clients: how often the next sequence has the id of the last one, and how often a START comes in between."""
@@ -176,7 +194,7 @@ class Sequence:
         self._unique = unique
         self._chance = client._chance
         self._habit = client.habit
-        self._state = 0
+        self._state = self._between = 0
         self._repeated = False
         self._has_failed = False
         self._is_deadly = False
@@ -236,17 +254,36 @@ class Sequence:
     async def _perform(self, calls: list[InferCall]) -> None:
         """Sends steps until each is answered. Raises GivenUpError."""
         while calls:
-            door = self._chance.choice(self._client._doors)
             self._client.doing = f"sequence {self._id}: waits for {[value_of(call.inputs[0]) for call in calls]}"
             if self._client._decoupled:
                 calls = [self._asking(call) for call in calls]
-            answers = await door.infer(calls, self._take)
+            answers = await (self._spread(calls) if self._habit.spreads else self._through_one(calls))
             calls = await self._heard(calls, answers)
             if calls:
                 self._repeated = True
                 if self._habit.style is Style.PLAIN:
                     raise GivenUpError(f"sequence {self._id}: what became of a step is not known")
                 await asyncio.sleep(self._chance.uniform(0.05, 0.6))
+
+    async def _through_one(self, calls: list[InferCall]) -> list[asyncio.Future[Answer]]:
+        return await self._chance.choice(self._client._doors).infer(calls, self._take)
+
+    async def _spread(self, calls: list[InferCall]) -> list[asyncio.Future[Answer]]:
+        return [await self._through_some(call) for call in calls]
+
+    async def _through_some(self, call: InferCall) -> asyncio.Future[Answer]:
+        """Whoever has it twice knows it by its number, or by its id if it is no START (docs/guides/promises.md). Of
+        several answers to a step it could not be told which copy gave them.
+        """
+        is_known = call.expected_step is not None or (call.request_id != "" and not call.start)
+        twice = is_known and not self._client._decoupled and self._chance.random() < TWICE
+        copies = [(await self._through_one([call]))[0] for _ in range(1 + twice)]
+        self._repeated |= twice
+        return all_of(copies, partial(self._same, call)) if twice else copies[0]
+
+    def _same(self, call: InferCall, answers: list[int]) -> None:
+        if len(set(answers)) > 1:
+            self._client._story.violate(f"sequence {self._id}: {value_of(call.inputs[0])} is answered with {answers}")
 
     def _asking(self, call: InferCall) -> InferCall:
         """A request as it is sent now: for all answers, or for those that are still to come."""
@@ -268,7 +305,8 @@ class Sequence:
             raise GivenUpError(f"sequence {self._id}: its caller leaves")
         for index, (call, answer) in enumerate(zip(calls, answers, strict=True)):
             if call.start:
-                self._state, self._has_failed = 0, False
+                self._state = self._between = 0
+                self._has_failed = False
             try:
                 async with asyncio.timeout(self._client.patience_s):
                     # Shielded, as in a stream: who leaves gives up all that is open in one turn.
@@ -277,7 +315,8 @@ class Sequence:
                 self._let_go(calls[index:], answers[index:])
                 return calls[index:]
             except MeshError as error:
-                if isinstance(error, UnavailableError) or _reason(error) == Reason.QUOTA:
+                # A step may have come too early for longer than its gateway waits.
+                if isinstance(error, UnavailableError) or _reason(error) in (Reason.QUOTA, Reason.WRONG_STEP):
                     self._client._story.tell(f"sequence {self._id}: {error.message}")
                     if call.start:
                         # What came for the steps behind it is of the run before, by their numbers.
@@ -300,7 +339,9 @@ class Sequence:
     def _check(self, call: InferCall, answer: Answer) -> None:
         value, outputs = value_of(call.inputs[0]), answer.message.outputs
         got, story = value_of(outputs[0]) if outputs else None, self._client._story
-        expected = fold(self._state, value)
+        if self._habit.model == CHAIN:
+            self._between = fold(self._between, value)
+        expected = fold(self._state, self._between if self._habit.model == CHAIN else value)
         story.tell(f"sequence {self._id}: {value} is answered")
         if value < 0:
             story.violate(f"sequence {self._id}: {value} should have failed")
@@ -332,13 +373,42 @@ class Sequence:
             return
         reason = _reason(error)
         excused = (reason or error.code) in self._client.excused or (self._repeated and reason in EXCUSED_OF_RETRIES)
-        excused |= (self._has_failed and reason == Reason.FAILED) or (self._lacks_steps and reason is not None)
+        # One of an ensemble has failed where nobody can ask again, and for those who do when a state has expired.
+        has_failed = self._has_failed or (
+            self._habit.model == CHAIN
+            and (self._habit.style is Style.PLAIN or f"i{self._id}" in self._client._ledger.expired)
+        )
+        excused |= (has_failed and reason == Reason.FAILED) or (self._lacks_steps and reason is not None)
         # No answer of this model is ever too large to be kept.
         excused = excused and "kept no longer: with" not in error.message
         survives = self._client._ledger.declared and not self._is_deadly
         if not excused or (reason == Reason.LOST and survives):
             story.violate(f"sequence {self._id}: {value} is refused: {reason or error.code} {error.message}")
         raise GivenUpError(f"sequence {self._id}: {reason or error.message}")
+
+
+def all_of(copies: list[asyncio.Future[Answer]], same: Callable[[list[int]], None]) -> asyncio.Future[Answer]:
+    """An answer to a step when each of its copies is answered or refused; an error if all are refused. same: is told of
+    all answers
+    """
+    whole: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+    def heard(_: asyncio.Future[Answer]) -> None:
+        if whole.done() or not all(one.done() for one in copies):
+            return
+        errors = [error for one in copies if (error := one.exception())]
+        answers = [one.result() for one in copies if not one.exception()]
+        same([value_of(answer.message.outputs[0]) for answer in answers])
+        if answers:
+            whole.set_result(answers[0])
+        else:
+            # Lost on its way is what can be asked again.
+            whole.set_exception(next((error for error in errors if isinstance(error, LostError)), errors[0]))
+
+    for one in copies:
+        one.add_done_callback(heard)
+    whole.add_done_callback(lambda _: [one.cancel() for one in copies if whole.cancelled()])
+    return whole
 
 
 def _reason(error: MeshError) -> str | None:

@@ -43,7 +43,7 @@ from shared.store.script_values import (
 )
 from shared.store.scripts import Scripts
 from tests.simulation.lua_scripts import run_script
-from tests.simulation.model import JOURNAL_STEPS, fold, is_deadly, value_of
+from tests.simulation.model import COMPUTED, JOURNAL_STEPS, fold, is_deadly, value_of
 from tests.simulation.store import Args, Reply, Store
 from tests.simulation.story import Story
 from tests.simulation.values import HashValue
@@ -99,6 +99,8 @@ class Ledger:
         self.store: Store
         self.given_up: set[int] = set()
         """Inputs whose callers have gone."""
+        self.expired = set[str]()
+        """Ids of sequences of which a step heard that."""
         self.late_s = float("inf")
         """How long after the end of its idle time a sequence may still be there."""
         self.steps = 0
@@ -191,6 +193,7 @@ class Ledger:
             else:
                 self.story.tell(f"submit {step.sequence} {value}: {outcome.code.name} {outcome.step}")
             if outcome.code is SubmitCode.EXPIRED:
+                self.expired.add(step.sequence.rpartition("|")[2])
                 self._check_idle(step.sequence, self._record(step.sequence))
             elif outcome.code is SubmitCode.NEVER_SEEN:
                 self._check_forgotten(step.sequence)
@@ -304,7 +307,7 @@ class Ledger:
                     self.story.violate(f"{place}: input {value} gave {answer} instead of {expected}")
                 life.state = expected
             case StepOutcome.FAILED:
-                if value >= 0 and value not in self.given_up:
+                if value >= 0 and not self._is_given_up(value):
                     self.story.violate(f"{place}: input {value} failed: {decode_reply(step.reply).error}")
                 if StepFlag.START in flags:
                     life.state = None
@@ -313,7 +316,7 @@ class Ledger:
                     self.story.violate(f"{place}: was refused, although its state is there")
                 life.state = None
             case StepOutcome.CANCELLED:
-                if value not in self.given_up:
+                if not self._is_given_up(value):
                     self.story.violate(f"{place}: was cancelled, although its caller waits")
                 life.state = None
             case StepOutcome.GIVEN_UP:
@@ -324,6 +327,10 @@ class Ledger:
                 if self.declared and state is not None:
                     self.story.violate(f"{place}: its state was given up")
                 life.state = None
+
+    def _is_given_up(self, value: int) -> bool:
+        """Whether its caller has gone. Of what another model has given nobody here knows whose it is."""
+        return value in self.given_up or value >= COMPUTED
 
     def _assigned(self, assignments: Sequence[Any], epochs: Sequence[int]) -> None:
         for one, epoch in zip(assignments, epochs, strict=True):

@@ -1,6 +1,6 @@
 """The models of the simulation: `fold`, whose state is a fold over its inputs that no two orders of steps, and no lost
-or doubled one, leave the same; in some meshes `fold2`, which does the same; and, where `fold` is decoupled, `say`,
-which is decoupled and has no state.
+or doubled one, leave the same; in some meshes `fold2`, which does the same; in some `chain`, an ensemble in which
+`fold2` has what `fold` gives; and, where `fold` is decoupled, `say`, which is decoupled and has no state.
 
 It needs no thread and no tensor library; batching, checkpoints and whatever else the executor does around an engine is
 the executor's own code.
@@ -27,6 +27,7 @@ from shared.contract.messages import ModelRecord
 from shared.contract.model_config import (
     Direct,
     DynamicBatching,
+    EnsembleStep,
     InstanceGroup,
     ModelConfig,
     Oldest,
@@ -39,7 +40,7 @@ from shared.contract.tensors import Tensor
 from shared.statistics.tally import ModelLoad
 from tests.simulation.virtual import crash
 
-NAME, SECOND, STATELESS = "fold", "fold2", "say"
+NAME, SECOND, CHAIN, STATELESS = "fold", "fold2", "chain", "say"
 INPUT, OUTPUT, STATE_IN, STATE_OUT = "INPUT", "OUTPUT", "STATE_IN", "STATE_OUT"
 MODULUS = (1 << 61) - 1
 ANSWERS = 5
@@ -47,6 +48,8 @@ JOURNAL_STEPS = 12
 DEADLY = 500
 PASS = 10**9
 """What an input has more for each further pass that an iterative model makes over it."""
+COMPUTED = 10**12
+"""Inputs from here on are what another model gives: by chance none is less. They mean one pass, and nothing else."""
 FAILURE = "the model was told to fail"
 SILENCE_S = 0.08
 """Between two answers of a decoupled model, on the average."""
@@ -66,7 +69,7 @@ def folded(state: int, value: int) -> int:
 
 def passes_of(value: int) -> int:
     """How many passes the model makes over this input."""
-    return 1 + abs(value) // PASS
+    return 1 + abs(value) // PASS if abs(value) < COMPUTED else 1
 
 
 def kept(terms: tuple[int, ...], value: int) -> tuple[int, ...]:
@@ -90,7 +93,7 @@ def value_of(tensor: Tensor) -> int:
 
 def is_deadly(value: int) -> bool:
     """Whether this input ends every executor that runs it."""
-    return abs(value) % 1000 >= DEADLY
+    return abs(value) % 1000 >= DEADLY and abs(value) < COMPUTED
 
 
 def before_last(state: int, value: int) -> list[int]:
@@ -116,6 +119,7 @@ class Shape:
     delay_us   a step waits so long for others, and in_order: answers leave in the order in which steps came
     patience_us  how long a request without a state may wait in its queue; 0: for ever
     second     how it serves a second such model beside it, if it does
+    chained    it serves the ensemble of the two, too
     """
 
     slots: int = 2
@@ -136,6 +140,7 @@ class Shape:
     patience_us: int = 0
     idle_s: float = 8.0
     second: Shape | None = None
+    chained: bool = False
     parameters: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
@@ -190,6 +195,13 @@ class Shape:
             instance_groups=groups,
             decoupled=True,
         )
+
+    def chain(self) -> ModelConfig:
+        """The configuration of the ensemble."""
+        tensors = (TensorSpec(INPUT, "INT64", (1,)),), (TensorSpec(OUTPUT, "INT64", (1,)),)
+        first = EnsembleStep(NAME, "", {INPUT: INPUT}, {OUTPUT: "BETWEEN"})
+        then = EnsembleStep(SECOND, "", {INPUT: "BETWEEN"}, {OUTPUT: OUTPUT})
+        return ModelConfig(CHAIN, "", "ensemble", 1, *tensors, ensemble=(first, then))
 
 
 class FoldEngine:
@@ -294,7 +306,7 @@ class FoldRepository(ModelRepository):
 
     def names(self) -> list[str]:
         shape = self._shape("")
-        return [NAME, *[SECOND] * (shape.second is not None), *[STATELESS] * shape.decoupled]
+        return [NAME, *[SECOND] * (shape.second is not None), *[CHAIN] * shape.chained, *[STATELESS] * shape.decoupled]
 
     def _load(
         self, name: str, override_json: str | None, files: Mapping[str, bytes] | None, generation: str
@@ -306,16 +318,16 @@ class FoldRepository(ModelRepository):
         shape = self._shape(content)
         if name == SECOND and shape.second is not None:
             shape = shape.second
-        config = shape.stateless() if name == STATELESS else shape.config(name)
+        config = shape.stateless() if name == STATELESS else shape.chain() if name == CHAIN else shape.config(name)
         load = ModelLoad(name, "1", generation)
         workers = [
             EngineWorker(engine, name, f"{name}_{index}", InstanceIndex(index))
-            for index in range(shape.instances)
+            for index in range(0 if name == CHAIN else shape.instances)
             for engine in [FoldEngine(only_computes=shape.computes, grows=shape.grows)]
         ]
-        slots = 0 if name == STATELESS else shape.slots
+        slots = 0 if name in (STATELESS, CHAIN) else shape.slots
         # As `ModelRepository._state_mark`.
-        mark = "" if not self.reloads or name == STATELESS else content if config.recoverable else f"{random.random()}"
+        mark = "" if not self.reloads or not slots else content if config.recoverable else f"{random.random()}"
         fingerprint = Fingerprint(content, generation)
         served = ServedVersion(config, "1", workers, slots, StatisticsRecorder(load), fingerprint, mark=mark)
         model = LoadedModel(ModelRecord(config, "{}", ("1",), generation), [served])

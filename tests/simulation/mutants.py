@@ -172,6 +172,11 @@ def concluded_in_the_midst(
     owned.passes = passes
 
 
+def without_digest(*_: object) -> bytes:
+    """In the place of `step_digest`."""
+    return b""
+
+
 def never_unfit(_: Exception) -> bool:
     """In the place of `redis_py.is_unfit`."""
     return False
@@ -431,6 +436,22 @@ MUTANTS = (
         "while a shard is away its sequences' slots are given to others",
         code={"scheduler.lent_slots.LentSlots.of": nothing_lent},
         only="--cluster",
+    ),
+    Mutant(
+        "latest caller",
+        "a step that is sent through two gateways at once is answered at the one that came later",
+        (
+            Edit(
+                "commit", r"if step.gateway ~= '' then answer", "if step.gateway ~= '' and not step.joined then answer"
+            ),
+        ),
+        only="--chain",
+    ),
+    Mutant(
+        "unknown to its ensemble",
+        "a step that is sent again to an ensemble runs again in the first of its models",
+        code={"gateway.requests.ensembles.runs.step_digest": without_digest},
+        only="--chain",
     ),
     Mutant(
         "told to another's leader",

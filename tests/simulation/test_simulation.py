@@ -24,6 +24,7 @@ from shared.store.keyspace import Keyspace
 from shared.store.script_values import SubmitCode, Submitted
 from tests.simulation.__main__ import first_failing, run_mutant, summary
 from tests.simulation.beside import two_models
+from tests.simulation.chaining import chained
 from tests.simulation.clients import Client, GivenUpError, Habit, Sequence, Style
 from tests.simulation.ledger import Ledger, Life
 from tests.simulation.losing import lost
@@ -193,6 +194,14 @@ def test_what_a_store_with_older_data_has_kept_is_mixed_with_nothing_that_it_los
     assert any("has lost its last" in line for result in results for line in result.lines)
 
 
+def test_ensembles_and_clients_that_spread_their_steps_lose_nothing_either() -> None:
+    """Of seed 3700042 a state of an ensemble expires, while the step before it waits."""
+    results = [chained(seed) for seed in (1, 2, 3, 3700042)]
+
+    assert [] == [summary(result) for result in results if result.violations]
+    assert all(any("commit fold2|@chain" in line for line in result.lines) for result in results)
+
+
 @pytest.mark.parametrize("play", [refused, clustered])
 def test_a_store_that_does_not_serve_for_a_while_loses_nothing_either(play: Callable[[int], Result]) -> None:
     results = [play(seed) for seed in range(1, 5)]
@@ -217,6 +226,8 @@ def test_two_models_on_the_same_executors_lose_nothing_either() -> None:
         ("finishes nothing", 28, refused),
         ("not serving", 1, refused),
         ("lent and given", 1, clustered),
+        ("latest caller", 1, chained),
+        ("unknown to its ensemble", 3, chained),
     ],
 )
 def test_a_fault_that_only_one_kind_of_mesh_shows_is_found(

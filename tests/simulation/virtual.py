@@ -206,6 +206,11 @@ class VirtualThread:
         """See there."""
         call()
 
+    async def end(self, call: Callable[[], object], limit_s: float) -> bool:
+        """See there."""
+        call()
+        return True
+
     def stop(self) -> None:
         """There is nothing to end."""
 
