@@ -110,7 +110,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     of_sequences(
         "fixed_shape",
         "`true`, `rows` or `false`",
-        "false",
+        "",
         "`true`: no bit of a sequence's results depends on what shares its batches; every batch has the same number of "
         "rows where that is enough, elsewhere rows run alone. `rows`: every row runs alone. Given as `false`: rows "
         "share calls even if they change each other's results, which else is tried at load.",
