@@ -11,7 +11,7 @@ import secrets
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, Protocol, TypeVar, cast
 
@@ -76,13 +76,22 @@ Program = Generator[Wish, Any, ResultT]
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """What is known of the servers. numbered: by gateway; inputs: datatypes by name, by model and version"""
+    """What is known of the servers. numbered: by gateway; inputs: datatypes by name, by model and version; unanswered:
+    what the first call failed with, if no gateway had answered before
+    """
 
     gateways: Sequence[str]
     patience: Patience
     strict: bool
     numbered: dict[int, bool]
     inputs: dict[tuple[str, str], Mapping[str, str]]
+    unanswered: list[str] = field(default_factory=list[str])
+
+    def failed(self, trouble: str) -> None:
+        """A call failed. Of the first one the log tells, where none has succeeded: its caller may wait for a minute."""
+        if not (self.numbered or self.inputs or self.unanswered):
+            self.unanswered.append(trouble)
+            LOG.warning("no gateway has answered yet, trying again: %s", trouble)
 
 
 class Conversation:
@@ -138,6 +147,7 @@ class Conversation:
                     if isinstance(wish, Listen):
                         delivery.heard(told_by(heard), self._now())
             except LinkBroken as broken:
+                self._mesh.failed(str(broken))
                 delivery.broken(str(broken), self._now())
             if not delivery.linked:
                 self.hang_up()
@@ -313,6 +323,7 @@ class Conversation:
             try:
                 return (yield Ask(gateway, method, message, min(until, self._now() + ASK_S)))
             except LinkBroken as broken:
+                self._mesh.failed(str(broken))
                 # The last attempt mostly ends with the time, which says nothing.
                 said = said if said and str(broken).startswith(OUT_OF_TIME) else str(broken)
                 if not self._now() < until:  # nor when it is no number
