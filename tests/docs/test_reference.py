@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +13,9 @@ from shared.store.keyspace import DEFAULT_PREFIX, SCHEMA_VERSION, TYPES, Keyspac
 from tests.docs.reference.pages import FOLDER, PAGES
 from tests.every_key import every_key
 from tests.keys_page import ENTRY_KINDS, KINDS
+from tests.markdown_pages import ROOT
 
-SCRIPTS = {path.stem for path in (Path(__file__).resolve().parents[2] / "shared" / "store" / "lua").glob("*.lua")}
+SCRIPTS = {path.stem for path in (ROOT / "shared" / "store" / "lua").glob("*.lua")}
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -23,6 +23,14 @@ def test_a_page_is_as_the_code_makes_it(name: str) -> None:
     written = FOLDER / name
 
     assert written.is_file() and written.read_text() == PAGES[name](), f"docs/reference/{name} is old: make reference"
+
+
+def test_every_metric_of_a_gateway_stands_in_the_page_of_metrics() -> None:
+    sources = "\n".join(path.read_text() for path in (ROOT / "gateway" / "models").glob("*.py"))
+    names = set(re.findall(r'"(seqmesh_\w+)"', sources))
+
+    assert "seqmesh_executors" in names
+    assert set() == {name for name in names if f"`{name}`" not in PAGES["metrics.md"]()}
 
 
 def test_there_are_no_other_pages() -> None:
@@ -63,7 +71,7 @@ def test_the_scripts_that_are_said_to_write_and_read_keys_exist() -> None:
 
 
 def test_every_kind_of_entry_that_a_script_writes_is_explained() -> None:
-    folder = Path(__file__).resolve().parents[2] / "shared" / "store" / "lua"
+    folder = ROOT / "shared" / "store" / "lua"
     told = r"'k',\s*'(\w+)'|line_up\([\w.]+, '(\w)'"
     found = [pair for path in folder.glob("*.lua") for pair in re.findall(told, path.read_text())]
     written = {kind for pair in found for kind in pair if kind}

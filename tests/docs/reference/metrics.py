@@ -9,7 +9,13 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 
 from gateway.applications import gauges_of
 from gateway.models.exposition import Family, number_family
-from gateway.models.mesh_families import executor_families, redis_families, request_families, sequence_families
+from gateway.models.mesh_families import (
+    executor_families,
+    redis_families,
+    request_families,
+    sequence_families,
+    tenant_families,
+)
 from gateway.models.metric_families import (
     cache_families,
     hardware_families,
@@ -23,7 +29,7 @@ from gateway.models.occupancy import Occupancy, Slots
 from gateway.models.redis_figures import CommandUse, RedisFigures
 from shared.contract.messages import ModelRecord
 from shared.contract.model_config import Direct, ModelConfig, SequenceBatching, StateSpec
-from shared.statistics.meter import ROUND_TRIP, SLOT_WAITS, Phase
+from shared.statistics.meter import OVER_QUOTA, ROUND_TRIP, SLOT_WAITS, Phase
 from shared.statistics.metrics_config import MetricsConfig
 from shared.statistics.reports import ExecutorReport, GpuReport, HostReport
 from shared.statistics.tally import FailureReason, failure, statistics_of
@@ -90,6 +96,7 @@ def kinds_of_meshes() -> Iterable[tuple[str, Sequence[Family]]]:
     yield "`summary_latencies=true`", families(metrics=MetricsConfig(summary_latencies=True), cache=True)
     yield "`histogram_latencies=true`", families(metrics=MetricsConfig(histogram_latencies=True))
     yield "executors with GPUs", hardware_families(gpus)
+    yield "tenants with limits of their own", tenant_families({"t": 1}, {f"{OVER_QUOTA}t": 1})
     yield "a value in Redis could not be read", unreadable_families(Observed([], {}, unreadable={"seq": 1}))
 
 
