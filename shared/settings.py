@@ -115,9 +115,10 @@ class MeshSettings:
     redis_url: str = setting(
         "redis://127.0.0.1:6379/0",
         help="Redis or Valkey of the mesh: redis://[user:password@]host[:port][/db], rediss:// over TLS, or "
-        "unix:///path. Behind Sentinels: redis+sentinel://[user:password@]host,host,.../service[/db]; what is for the "
-        "Sentinels alone follows as ?sentinel_username=, &sentinel_password=, &sentinel_tls=yes. A Redis Cluster: "
-        "redis+cluster://[user:password@]host,host,... (docs/guides/redis.md).",
+        "unix:///path. Behind Sentinels: redis+sentinel://host,host,.../service[/db]; what is for the Sentinels alone "
+        "follows as ?sentinel_username=, &sentinel_password=, &sentinel_tls=yes. A Redis Cluster: "
+        "redis+cluster://host,host,... A user and a password stand before the first host of these, too "
+        "(docs/guides/redis.md).",
         unit="url",
         group="Mesh",
         secret=True,

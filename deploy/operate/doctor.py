@@ -109,7 +109,11 @@ async def of_mesh(settings: OperatorSettings) -> list[Diagnosis]:
         if not settings.redis_url:
             found += await of_gateways(read_state(settings.data_dir))
     except click.ClickException as error:
-        remedy = "docs/guides/redis.md" if settings.redis_url else "if it does not run any more: `seqmesh up`"
+        remedy = (
+            "start it, or give another --redis-url: docs/guides/redis.md"
+            if settings.redis_url
+            else f"if `seqmesh up` has ended, start it; else look into {settings.data_dir}/logs"
+        )
         found.append(diagnoses.fail("mesh", error.message, remedy))
     return found
 
