@@ -118,7 +118,7 @@ async def inbox_before_sequences(self: EffectPerformer, executor: ExecutorId) ->
 def delivered_without_waking(self: Leader, stream: str, entries: Sequence[tuple[bytes, dict[bytes, bytes]]]) -> None:
     """In the place of `Leader.deliver`."""
     self._positions[stream] = entries[-1][0].decode()
-    self._mailbox += [StreamEntry(self._sources[stream], entry, fields) for entry, fields in entries]
+    self._mailbox += [StreamEntry(self.streams[stream], entry, fields) for entry, fields in entries]
 
 
 async def nothing_wanted(self: EffectPerformer, wants: Sequence[WantSlots]) -> None:
