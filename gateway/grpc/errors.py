@@ -7,7 +7,6 @@ says when it is worth trying again (RetryInfo).
 
 from __future__ import annotations
 
-from typing import NamedTuple
 from urllib.parse import quote
 
 import grpc
@@ -33,17 +32,10 @@ SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requ
 NUMBERS: dict[Code, int] = {code: grpc.StatusCode[name].value[0] for code, name in GRPC_STATUS.items()}
 
 
-class RpcStatus(NamedTuple):
-    """How a call ends. code: of gRPC's statuses"""
-
-    code: int
-    text: str
-    metadata: Metadata
-
-
-def status_of(error: MeshError) -> RpcStatus:
+def status_of(error: MeshError) -> tuple[int, str, Metadata]:
+    """How a call ends: number and text of its status, and trailing metadata."""
     text = status_text(error.message)
-    return RpcStatus(NUMBERS[error.code], text, (*grpc_details(error), *status_details(error, text)))
+    return NUMBERS[error.code], text, (*grpc_details(error), *status_details(error, text))
 
 
 def status_details(error: MeshError, text: str) -> tuple[tuple[str, bytes], ...]:
