@@ -250,7 +250,8 @@ class GatewaySettings(MetricsSettings):
         0,
         help="Bytes of requests, together: HTTP bodies that are being received, what decoding bodies and gRPC messages "
         "takes, and inputs, parameters and ids of requests that wait for an answer. Beyond it callers get 503 / "
-        "UNAVAILABLE. Redis holds the requests that wait, too. 0: a quarter of --memory-max, at most 1 GiB.",
+        "UNAVAILABLE; an eighth of it is for requests of up to 16 KiB alone. Redis holds the requests that wait, too. "
+        "0: a quarter of --memory-max, at most 1 GiB.",
         unit="bytes",
         minimum=0,
     )

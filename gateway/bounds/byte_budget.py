@@ -15,6 +15,10 @@ from gateway.bounds.fair_lock import FairLock
 from gateway.bounds.memory import MemoryBound
 from shared.contract.errors import Code, RequestError, UnavailableError
 
+SMALL_BYTES = 16 << 10
+"""A request up to this size may take what is left of the bound, a larger one must leave an eighth of the bound. So
+bodies that are announced and do not come, and large requests that wait, keep no ordinary step out."""
+
 
 class ByteBudget:
     """Counts the bytes of requests that a gateway holds.
@@ -40,9 +44,10 @@ class ByteBudget:
         if self._memory.is_full:
             raise self._memory.refusal()
         others = self.taken - own
-        if others and self.taken + size > self.bytes_max:
+        most = self.bytes_max if own + size <= SMALL_BYTES else self.bytes_max - self.bytes_max // 8
+        if others and self.taken + size > most:
             raise UnavailableError(
-                f"the gateway has requests of {others} bytes in flight, of at most {self.bytes_max}, and this one has "
+                f"the gateway has requests of {others} bytes in flight, of at most {most}, and this one has "
                 f"{own + size}: try again later"
             )
         self.taken += size

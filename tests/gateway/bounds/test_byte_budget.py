@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from gateway.bounds.byte_budget import ByteBudget, Reservation
+from gateway.bounds.byte_budget import SMALL_BYTES, ByteBudget, Reservation
 from shared.contract.errors import UnavailableError
 
 
@@ -60,6 +60,21 @@ def test_one_that_is_larger_than_the_room_is_taken_when_it_is_alone() -> None:
 
     reservation.leave()
     budget.take(200)
+
+
+def test_large_ones_leave_room_for_small_ones() -> None:
+    """Bodies are counted when they are announced: else a few that never come would keep out the steps of sequences."""
+    budget = ByteBudget(80 * SMALL_BYTES)
+    announced = [budget.reserve() for _ in range(45)]
+    for reservation in announced[:35]:
+        reservation.hold(2 * SMALL_BYTES)
+
+    with pytest.raises(UnavailableError, match="of at most 1146880, and this one has 16385"):
+        budget.take(SMALL_BYTES + 1)
+    for reservation in announced[35:45]:
+        reservation.hold(SMALL_BYTES)
+    with pytest.raises(UnavailableError, match="of at most 1310720, and this one has 1"):
+        budget.take(1)
 
 
 @pytest.mark.parametrize("seed", range(20))
