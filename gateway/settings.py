@@ -242,7 +242,8 @@ class GatewaySettings(MetricsSettings):
     )
     max_requests_in_flight: int = setting(
         10_000,
-        help="Requests waiting for an answer; beyond it callers get 503 / UNAVAILABLE.",
+        help="Requests waiting for an answer; beyond it callers get 503 / UNAVAILABLE. An eighth of it is for steps "
+        "that go on with their sequence alone.",
         group="Bounds",
         minimum=1,
     )

@@ -149,11 +149,15 @@ class Inference:
             record, _ = self._catalog.find(model, version)
         return record
 
-    def _check_room(self) -> None:
-        """Raises UnavailableError if no further request may be in flight."""
-        if self.in_flight >= self._in_flight_max:
-            text = f"the gateway has {self._in_flight_max} requests in flight, which is its limit: try again later"
-            raise UnavailableError(text)
+    def _check_room(self, *, goes_on: bool = False) -> None:
+        """Raises UnavailableError if no further request may be in flight.
+
+        goes_on  with a sequence. An eighth of the room is for these alone: others wait for a slot, or in a queue, for
+                 as long as it takes, and would keep out the live sequences of all models
+        """
+        most = self._in_flight_max - (0 if goes_on else self._in_flight_max // 8)
+        if self.in_flight >= most:
+            raise UnavailableError(f"the gateway has {most} requests in flight, which is its limit: try again later")
 
     def submit(
         self, call: InferCall, connection: ConnectionSequences | None = None, on_open: OnOpen | None = None
@@ -165,7 +169,7 @@ class Inference:
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         size = input_bytes(call)
         try:
-            self._check_room()
+            self._check_room(goes_on=bool(call.correlation_id) and not call.start)
             self._check_size(call, size)
             self.budget.take(size)
         except MeshError as error:

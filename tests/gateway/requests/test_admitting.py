@@ -162,6 +162,25 @@ async def test_a_request_whose_model_is_looked_for_is_in_flight(
     assert 0 == parts.inference.in_flight
 
 
+@pytest.mark.settings(max_requests_in_flight=8)
+async def test_requests_that_wait_leave_room_to_those_that_go_on(
+    parts: GatewayParts, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a slot, in a queue or for their model they wait as long as it takes: a model whose line is full would keep
+    out the live sequences of all others."""
+    await parts.inference.submit(step(1, start=True))
+    looks = looks_that_wait(monkeypatch)
+    waiting = [parts.inference.submit(InferCall("not_there_yet")) for _ in range(7)]
+
+    for new in (step(1, 2, start=True), InferCall("not_there_yet")):
+        with pytest.raises(UnavailableError, match="7 requests in flight, which is its limit"):
+            await parts.inference.submit(new)
+    assert 3 == total(await parts.inference.submit(step(2)))
+    for look in looks:
+        look()
+    await asyncio.gather(*waiting, return_exceptions=True)
+
+
 @pytest.mark.settings(request_timeout_ms=50)
 async def test_the_gateways_own_time_for_a_request_runs_while_it_cannot_be_sent(
     parts: GatewayParts, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
