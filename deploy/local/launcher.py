@@ -172,7 +172,7 @@ class Launcher:
         self._exit_code: int | None = None
         self._ready = False
         self._server_away = False
-        """Whether the embedded server has ended or does not answer. Every service warns of that, again and again."""
+        """Whether the embedded server has ended, or takes no commands. Every service warns of that, again and again."""
 
     async def run(self) -> int:
         """Starts the children, watches them, and stops them in order. Returns the exit code when all have ended."""
@@ -383,7 +383,8 @@ class Launcher:
                 continue
             if not await self._server_answers(self._server):
                 if not self._server_away:
-                    say(f"redis does not answer; its log is {self._plans[SERVER].state.log}")
+                    doctor = command_line("seqmesh", "doctor", self._settings)
+                    say(f"redis takes no commands; `{doctor}` says more, and so does {self._plans[SERVER].state.log}")
                 self._server_away = True
             elif self._server_away:
                 say("redis takes commands again; what the services said of its absence is in their logs")
