@@ -13,6 +13,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from functools import partial
 
+from redis.exceptions import ResponseError
+
 from scheduler.core.events import ContendersFound, EpochsFound, Event, SequenceFound, Tick
 from scheduler.core.slots import SlotAddress
 from scheduler.ingest import Offers, address, member_events
@@ -27,6 +29,19 @@ COUNTED_MAX = 10**14
 """A counter that has come so far is one that cannot be read (common.lua)."""
 FIELDS_READ = (STATE, OWNER, VERSION, INSTANCE, SLOT, EPOCH, TENANT)
 """Fields that are read of each record."""
+
+
+async def check_new(mesh: MeshAccess, model: str, term: Term, shards: Sequence[ShardId]) -> None:
+    """Raises ResponseError FENCED if a term that was just given has been seen in one of these shards.
+
+    The node of a Cluster that counts the terms has come back without its newest ones then. Their leader may be frozen,
+    and what it sends when it wakes would be as new to the shards as what the leader of today sends.
+    """
+    fences = [mesh.keys.fence(shard, model) for shard in shards]
+    found = await mesh.links.ask([("GET", fence) for fence in fences])
+    seen = max((value_of(*fence, int) or 0 for fence in zip(fences, found, strict=True) if fence[1]), default=0)
+    if seen >= term:
+        raise ResponseError(f"FENCED term {term} was given before: the newest is {seen}")
 
 
 async def raise_fence(mesh: MeshAccess, model: str, term: Term, shards: Sequence[ShardId]) -> None:

@@ -31,6 +31,7 @@ from scheduler.leadership import Leadership
 from scheduler.lent_slots import LentSlots
 from scheduler.mesh import MeshAccess
 from scheduler.reader import BLOCK_MS, StreamReader
+from scheduler.rebuild import check_new
 from scheduler.settings import SchedulerSettings
 from scheduler.sweep import SpoiltKeys, clear_abandoned, stranded
 from shared.contract.ids import SchedulerId, ShardId, Term
@@ -346,7 +347,7 @@ class Scheduler:
         while self._leadership.terms.get(model) == term:
             begin = self._clock()
             try:
-                await self._run_leader(model, term)
+                await self._run_leader(model, term, is_new=not failures)
             except ResponseError as error:
                 if str(error).startswith("FENCED"):
                     logs.warning("leadership lost", model=model, term=term, cause=error)
@@ -366,8 +367,10 @@ class Scheduler:
             failures = failures + 1 if self._clock() - begin < BACKOFF_CAP_S else 1
             await asyncio.sleep(pause_s(failures))
 
-    async def _run_leader(self, model: str, term: Term) -> None:
-        """Has a new leader lead, of all shards whose server answers. Raises as `Leader.run`."""
+    async def _run_leader(self, model: str, term: Term, *, is_new: bool) -> None:
+        """Has a new leader lead, of all shards whose server answers. is_new: nobody has led in this term. Raises as
+        `Leader.run`.
+        """
         lent = LentSlots(self._mesh, model, term)
         await lent.begin()
         lost = await self._mesh.reach.lost()
@@ -375,6 +378,8 @@ class Scheduler:
             # Nobody knows which slots the sequences of these shards hold. Another scheduler may reach all shards.
             await self._leadership.give_back(model, term)
             raise next(iter(lost.values()))
+        if is_new:
+            await check_new(self._mesh, model, term, [shard for shard in self._mesh.keys.shards if shard not in lost])
         leader = self.leaders[model] = self._new_leader(model, term, lent, lost)
         readers = self._readers_for(leader)
 

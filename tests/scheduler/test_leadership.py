@@ -254,6 +254,22 @@ async def test_a_model_is_led_again_at_once_though_the_counter_of_terms_was_lost
     assert seen < await stage.term()
 
 
+@pytest.mark.leaves_sequences
+async def test_a_term_that_is_given_a_second_time_is_led_by_nobody(stage: Stage) -> None:
+    """Of a Cluster, the node that counts terms may come back without the newest one. Its leader may be frozen: what it
+    has yet to send to the shards would be as new there as what the next leader sends."""
+    await stage.join("e1")
+    async with stage.scheduler():
+        await stage.begin(1)
+        before = await stage.term()
+    await stage.commands.hset(stage.keys.terms, MODEL, before - 1)
+
+    async with stage.scheduler():
+        await stage.begin(2)
+
+    assert before < await stage.term()
+
+
 @pytest.mark.parametrize("counted", [b"-5", b"%d" % (1 << 53), b"9" * 18, b"garbage"])
 async def test_two_leaders_have_two_terms_whatever_the_counter_of_terms_says(stage: Stage, counted: bytes) -> None:
     await stage.commands.hset(stage.keys.terms, MODEL, counted)

@@ -12,6 +12,7 @@ python -m tests.simulation --mutants                 every fault that is put in 
 ... --lose                                           with a store that loses its newest data (losing.py)
 ... --refuse                                         with a store that refuses for a while (refusing.py)
 ... --cluster                                        with a Cluster, whose nodes do that each by itself (refusing.py)
+... --lose-node                                      with a Cluster, one of whose nodes does that (losing.py)
 ... --reshard                                        to another number of shards in the middle of it (resharding.py)
 ... --drill "killed executor"                        how long things take when that goes wrong (drills.py)
 """
@@ -31,7 +32,7 @@ from itertools import chain
 from tests.simulation.beside import two_models
 from tests.simulation.chaining import chained
 from tests.simulation.drills import DRILLS, drilled
-from tests.simulation.losing import lost
+from tests.simulation.losing import lost, lost_node
 from tests.simulation.mutants import MUTANTS, Mutant
 from tests.simulation.operator import operated
 from tests.simulation.refusing import clustered, refused
@@ -54,6 +55,7 @@ KINDS: Mapping[str, tuple[Play, str]] = {
     "--beside": (two_models, "a second model on the same executors"),
     "--chain": (chained, "an ensemble of two models with states"),
     "--lose": (lost, "the store comes back without its newest data"),
+    "--lose-node": (lost_node, "so does one node of a Cluster at a time"),
     "--refuse": (refused, "the store is full, a replica, or silent for a while"),
     "--cluster": (clustered, "so is each node of a Cluster"),
     "--vary": (varied, "clients, models and losses that the others leave out"),

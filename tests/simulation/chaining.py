@@ -12,9 +12,10 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+from tests.simulation.beside import TwoModels
 from tests.simulation.clients import Habit, Style
 from tests.simulation.model import CHAIN, NAME, SECOND
-from tests.simulation.world import Plan, Result, World, plan_of, play
+from tests.simulation.world import Plan, Result, plan_of, play
 
 
 def chain_plan(seed: int) -> Plan:
@@ -40,4 +41,4 @@ def spread(habit: Habit, chance: random.Random) -> Habit:
 
 def chained(seed: int) -> Result:
     """Runs one seed of such a mesh."""
-    return play(seed, chain_plan(seed), World)
+    return play(seed, chain_plan(seed), TwoModels)

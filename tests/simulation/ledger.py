@@ -101,6 +101,8 @@ class Ledger:
         """Inputs whose callers have gone."""
         self.expired = set[str]()
         """Ids of sequences of which a step heard that."""
+        self.resurrects = False
+        """Whether a sequence may come back to a slot that another shard's has got since."""
         self.late_s = float("inf")
         """How long after the end of its idle time a sequence may still be there."""
         self.steps = 0
@@ -346,7 +348,7 @@ class Ledger:
                 continue
             model = key.partition(b":seq:")[2].partition(b"|")[0]
             place = (record[b"ow"], model, record[b"vr"], record[b"in"], record[b"sl"])
-            if place in taken:
+            if place in taken and not self.resurrects:
                 self.story.violate(f"{key.decode()} and {taken[place].decode()} sit in one slot: {place}")
             taken[place] = key
 

@@ -7,20 +7,29 @@ clients whose sequence was open at that moment
     numbered   get the right answers all the same, or are refused
     others     may get answers of a sequence that lacks steps: nobody can tell them
 
-`python -m tests.simulation --lose --seeds 1000`
+`python -m tests.simulation --lose --seeds 1000`, and `--lose-node`: of a Cluster, one node at a time
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
+import re
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
+from typing import Any, TypeVar
 from unittest.mock import patch
 
+from shared.contract.ids import SequenceId
+from shared.store.connections.homes import tag_of
 from tests.simulation.clients import Client
+from tests.simulation.nodes import WorldOfNodes
 from tests.simulation.story import Story
 from tests.simulation.world import Plan, Result, World, plan_of, play
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 LOSSES = 0.15
 """The share of faults that are such ones."""
@@ -43,16 +52,15 @@ class LosingWorld(World):
             super()._fault()
             return
         self._is_losing = True
-        ledger = self.ledger
-        kept = deepcopy((self.store._values, self.store._deadlines, ledger._lives, ledger._accepted))
+        home = self._loser()
+        kept = deepcopy((self.store._values, self.store._deadlines, self.ledger._lives, self.ledger._accepted))
         seconds = self._fate.choice(LOST_S) * self._fate.random()
 
         def lose() -> None:
-            self.story.tell(f"fault: the store ends, and has lost its last {seconds:.3f} s")
+            self.story.tell(f"fault: the store {home} ends, and has lost its last {seconds:.3f} s")
             self._is_losing = False
-            self.network.stop()
-            self.store._values, self.store._deadlines, ledger._lives, ledger._accepted = kept
-            self.store.restart()
+            self.network.stop(self.network.servers[home])
+            self._lose(home, *kept)
             for client in self.clients:
                 if isinstance(client, Client):
                     client.losses += 1
@@ -60,9 +68,67 @@ class LosingWorld(World):
 
         asyncio.get_running_loop().call_later(seconds, lose)
 
+    def _loser(self) -> str:
+        return ""
+
+    def _lose(self, home: str, *kept: Any) -> None:
+        self.store._values, self.store._deadlines, self.ledger._lives, self.ledger._accepted = kept
+        self.store.restart()
+
+
+class LosingNodes(WorldOfNodes, LosingWorld):
+    """A mesh on a Cluster, one of whose nodes does that at a time: the others have what it has lost. A sequence whose
+    end was lost has its slot again, until a leader has seen who else has it. Two schedulers do not lead in the same
+    term: the shards could not tell one from the other.
+    """
+
+    async def run(self) -> None:
+        self.ledger.resurrects = True
+        await super().run()
+        leaders = dict[str, str]()
+        for name, led in re.findall(r"(\S+) +leading (model=\S+ term=\d+)", "\n".join(self.story.lines)):
+            if leaders.setdefault(led, name) != name:
+                self.story.violate(f"{name} and {leaders[led]} lead {led}")
+
+    def _loser(self) -> str:
+        return self._fate.choice(list(self.network.servers))
+
+    def _lose(self, home: str, *kept: Any) -> None:
+        store, ledger = self.store, self.ledger
+
+        def is_lost(key: bytes) -> bool:
+            return tag_of(key.decode()) == home
+
+        def is_of_lost(life: tuple[SequenceId, bytes]) -> bool:
+            return str(self.keys.shard_of(life[0])) == home
+
+        inputs = {
+            value for name, life in ledger._lives.items() if is_of_lost(name) for value, _ in life.inputs.values()
+        }
+        values, deadlines, lives, accepted = kept
+        store._values = _with_older(store._values, values, is_lost)
+        store._deadlines = _with_older(store._deadlines, deadlines, is_lost)
+        ledger._lives = _with_older(ledger._lives, lives, is_of_lost)
+        ledger._accepted = _with_older(ledger._accepted, accepted, inputs.__contains__)
+        self.network.servers[home].run += 1
+
+
+def _with_older(now: dict[K, V], older: dict[K, V], is_lost: Callable[[K], bool]) -> dict[K, V]:
+    """What is there when some keys have gone back."""
+    kept = {key: value for key, value in now.items() if not is_lost(key)}
+    return kept | {key: value for key, value in older.items() if is_lost(key)}
+
 
 def lost(seed: int) -> Result:
     """Runs one seed of such a mesh. The model is not decoupled: who lacks a step would lack the answers to others."""
-    plan = plan_of(seed)
+    return _played(seed, plan_of(seed), LosingWorld)
+
+
+def lost_node(seed: int) -> Result:
+    """Runs one seed of such a mesh on a Cluster."""
+    return _played(seed, replace(plan_of(seed), shards=random.Random(f"nodes {seed}").choice((1, 2, 3))), LosingNodes)
+
+
+def _played(seed: int, plan: Plan, world: type[World]) -> Result:
     with patch("scheduler.service.OWNERS_INTERVAL_S", OWNERS_INTERVAL_S):
-        return play(seed, replace(plan, shape=replace(plan.shape, decoupled=False)), LosingWorld)
+        return play(seed, replace(plan, shape=replace(plan.shape, decoupled=False)), world)

@@ -172,6 +172,10 @@ def concluded_in_the_midst(
     owned.passes = passes
 
 
+async def any_term(*_: object) -> None:
+    """In the place of `rebuild.check_new`."""
+
+
 def without_digest(*_: object) -> bytes:
     """In the place of `step_digest`."""
     return b""
@@ -436,6 +440,12 @@ MUTANTS = (
         "while a shard is away its sequences' slots are given to others",
         code={"scheduler.lent_slots.LentSlots.of": nothing_lent},
         only="--cluster",
+    ),
+    Mutant(
+        "term given twice",
+        "the node that counts terms has lost its newest one, and two schedulers lead in it",
+        code={"scheduler.service.check_new": any_term},
+        only="--lose-node",
     ),
     Mutant(
         "latest caller",

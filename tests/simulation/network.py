@@ -108,11 +108,11 @@ class Network:
         for wire in [wire for wire in self._wires if wire.process is process]:
             wire.close()
 
-    def stop(self) -> None:
-        """The store ends: every connection breaks, and none is made before its servers are up again."""
-        for server in self.servers.values():
-            server.is_up = False
-        self.break_all()
+    def stop(self, server: Server | None = None) -> None:
+        """A server ends, or all: every connection to it breaks, and none is made before it is up again."""
+        for one in [server] if server else self.servers.values():
+            one.is_up = False
+        self.break_all(server=server)
 
 
 class NetworkWire:

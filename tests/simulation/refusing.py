@@ -8,7 +8,7 @@
     away       it has lost its primary; of a Cluster, the slot of its keys is on its way to another node
     silent     it takes commands, and carries them out when it answers again
 
-`--cluster`: one node has the mesh's own keys, and each shard has a node. Each of them goes through this by itself.
+`--cluster`: each node of a Cluster (nodes.py) goes through this by itself.
 
 In every other mesh there is all that `--vary` has, besides.
 
@@ -19,17 +19,18 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from shared.contract.record import ACCEPTED, COMMITTED, STATE, TOMBSTONES
-from shared.store.connections.homes import MESH_TAG, tag_of
+from shared.store.connections.homes import tag_of
 from tests.simulation.connections import Server
-from tests.simulation.store import Args, Reply, Store
+from tests.simulation.nodes import WorldOfNodes
+from tests.simulation.store import Args, Store
 from tests.simulation.story import Story
 from tests.simulation.values import HashValue
 from tests.simulation.varying import VariedWorld, varied_plan
-from tests.simulation.world import Plan, Result, World, later, plan_of, play
+from tests.simulation.world import Plan, Result, World, plan_of, play
 
 REFUSALS = 0.25
 """The share of faults that are such ones."""
@@ -161,30 +162,10 @@ class RefusingVaried(RefusingWorld, VariedWorld):
         return False
 
 
-class Node(Server):
-    """The server of one home of a Cluster. The keys of all homes are in one store."""
-
-    def __init__(self, store: Store, home: str) -> None:
-        super().__init__(store, later)
-        self._home = home
-
-    def execute(self, command: Args) -> Reply:
-        if command[0].upper() == b"CLUSTER":
-            return [[0, (1 << 14) - 1, [b"", 1, b"all"]]]
-        reply = super().execute(command)
-        if command[0].upper() == b"SCAN":
-            return [reply[0], [key for key in reply[1] if tag_of(key.decode()) == self._home]]
-        return reply
-
-
-class ClusterWorld(RefusingWorld):
+class ClusterWorld(WorldOfNodes, RefusingWorld):
     """A mesh on a Cluster."""
 
-    url = "redis+cluster://twin:1"
     refusals = REFUSALS_OF_NODES
-
-    def _servers(self) -> Mapping[str, Server]:
-        return {home: Node(self.store, home) for home in (MESH_TAG, *map(str, self.keys.shards))}
 
 
 class ClusterVaried(ClusterWorld, RefusingVaried):

@@ -27,7 +27,7 @@ from tests.simulation.beside import two_models
 from tests.simulation.chaining import chained
 from tests.simulation.clients import Client, GivenUpError, Habit, Sequence, Style
 from tests.simulation.ledger import Ledger, Life
-from tests.simulation.losing import lost
+from tests.simulation.losing import lost, lost_node
 from tests.simulation.model import INPUT, number
 from tests.simulation.operator import operated
 from tests.simulation.refusing import clustered, refused
@@ -194,6 +194,13 @@ def test_what_a_store_with_older_data_has_kept_is_mixed_with_nothing_that_it_los
     assert any("has lost its last" in line for result in results for line in result.lines)
 
 
+def test_what_one_node_of_a_cluster_has_lost_is_mixed_with_nothing_that_the_others_have() -> None:
+    results = [lost_node(seed) for seed in range(1, 5)]
+
+    assert [] == [summary(result) for result in results if result.violations]
+    assert any("has lost its last" in line for result in results for line in result.lines)
+
+
 def test_ensembles_and_clients_that_spread_their_steps_lose_nothing_either() -> None:
     """Of seed 3700042 a state of an ensemble expires, while the step before it waits."""
     results = [chained(seed) for seed in (1, 2, 3, 3700042)]
@@ -226,6 +233,7 @@ def test_two_models_on_the_same_executors_lose_nothing_either() -> None:
         ("finishes nothing", 28, refused),
         ("not serving", 1, refused),
         ("lent and given", 1, clustered),
+        ("term given twice", 29, lost_node),
         ("latest caller", 1, chained),
         ("unknown to its ensemble", 3, chained),
     ],
