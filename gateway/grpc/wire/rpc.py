@@ -14,6 +14,9 @@ from shared.contract.errors import Code, MeshError
 
 OK = 0
 """The status of a call that has succeeded."""
+AHEAD_MAX = 16
+"""Of the messages that a client has sent ahead, so many are read before the event loop is asked whether its turn has
+time for more. Decoding and submitting one takes 0.05 to 0.1 ms, and a window may hold a thousand."""
 PACKED_HERE_BYTES = 64 << 10
 """A message up to this size is compressed on the event loop, which takes some milliseconds at most."""
 
@@ -58,6 +61,7 @@ class Rpc:
     """
 
     __slots__ = (
+        "_ahead",
         "_ended",
         "_error",
         "_link",
@@ -102,6 +106,8 @@ class Rpc:
         self._reading: asyncio.Future[None] | None = None
         self._writing: asyncio.Future[None] | None = None
         self._ended: list[Callable[[], object]] = []
+        self._ahead = 0
+        """Messages that were there before they were asked for."""
 
     @property
     def peer(self) -> str:
@@ -144,6 +150,10 @@ class Rpc:
             finally:
                 self._reading = None
                 self.is_awaited = False
+        else:
+            self._ahead += 1
+            if self._ahead % AHEAD_MAX == 0:
+                await self.turn()
         if ready:
             return self.messages.take()
         if self._error is not None:

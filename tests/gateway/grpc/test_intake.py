@@ -141,6 +141,30 @@ async def test_of_the_messages_that_end_at_one_moment_some_are_decoded_in_a_turn
     assert len(set(seen)) >= 20 // 2
 
 
+async def test_of_the_messages_that_a_stream_was_sent_ahead_some_are_decoded_in_a_turn_of_the_loop(
+    server: GrpcServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small ones, too: a window may hold a thousand of them."""
+    turns, seen = LoopTurns(), list[int]()
+
+    def noted(raw: bytes, kind: Any) -> Any:
+        seen.append(turns.number)
+        return decoded(raw, kind)
+
+    monkeypatch.setattr(intake, "decoded", noted)
+    monkeypatch.setattr("gateway.ports.turns.ENTERING_MAX", 1)
+    monkeypatch.setattr("gateway.grpc.wire.rpc.AHEAD_MAX", 1)
+    async with peer_of(server.port) as peer:
+        stream = peer.call(STREAM)
+        peer.h2.send_data(stream, 20 * prefixed(sized(4), "identity"), end_stream=True)
+        peer.flush()
+        assert ("0", "") == await peer.status(stream)
+
+    # Two turns, one after the other, may be counted as one.
+    assert 20 == len(seen)
+    assert len(set(seen)) >= 20 // 2
+
+
 # -- packed ---------------------------------------------------------------------------------------------------------
 
 
