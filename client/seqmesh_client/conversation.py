@@ -37,6 +37,8 @@ Inputs = Mapping[str, Any] | Any
 """Arrays by the names of the inputs; or, for a model with one input, its array. Nested lists become arrays of the type
 that the model declares."""
 LOG = logging.getLogger("seqmesh_client")
+UNANSWERED_S = 1.0
+"""How long no gateway may have answered before the log tells of it: one that is just started does within."""
 ASK_S = 5.0
 """How long a gateway may take to say what it or a model is; then the next one is asked."""
 
@@ -77,7 +79,7 @@ Program = Generator[Wish, Any, ResultT]
 @dataclass(frozen=True, slots=True)
 class Mesh:
     """What is known of the servers. numbered: by gateway; inputs: datatypes by name, by model and version; unanswered:
-    what the first call failed with, if no gateway had answered before
+    when the first call failed, and when the log told of it, where no gateway had answered before
     """
 
     gateways: Sequence[str]
@@ -85,12 +87,15 @@ class Mesh:
     strict: bool
     numbered: dict[int, bool]
     inputs: dict[tuple[str, str], Mapping[str, str]]
-    unanswered: list[str] = field(default_factory=list[str])
+    unanswered: list[float] = field(default_factory=list[float])
 
-    def failed(self, trouble: str) -> None:
-        """A call failed. Of the first one the log tells, where none has succeeded: its caller may wait for a minute."""
-        if not (self.numbered or self.inputs or self.unanswered):
-            self.unanswered.append(trouble)
+    def failed(self, trouble: str, now: float) -> None:
+        """A call failed. The log tells of it once, where none has succeeded: the caller may wait for a minute."""
+        if self.numbered or self.inputs or len(self.unanswered) > 1:
+            return
+        if not self.unanswered or now - self.unanswered[0] >= UNANSWERED_S:
+            self.unanswered.append(now)
+        if len(self.unanswered) > 1:
             LOG.warning("no gateway has answered yet, trying again: %s", trouble)
 
 
@@ -147,7 +152,7 @@ class Conversation:
                     if isinstance(wish, Listen):
                         delivery.heard(told_by(heard), self._now())
             except LinkBroken as broken:
-                self._mesh.failed(str(broken))
+                self._mesh.failed(str(broken), self._now())
                 delivery.broken(str(broken), self._now())
             if not delivery.linked:
                 self.hang_up()
@@ -323,7 +328,7 @@ class Conversation:
             try:
                 return (yield Ask(gateway, method, message, min(until, self._now() + ASK_S)))
             except LinkBroken as broken:
-                self._mesh.failed(str(broken))
+                self._mesh.failed(str(broken), self._now())
                 # The last attempt mostly ends with the time, which says nothing.
                 said = said if said and str(broken).startswith(OUT_OF_TIME) else str(broken)
                 if not self._now() < until:  # nor when it is no number

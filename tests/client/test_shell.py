@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2_grpc
 
-from seqmesh_client import AsyncClient, Client, NoAnswer, Patience, StepRefused
+from seqmesh_client import AsyncClient, Client, NoAnswer, Patience, StepRefused, conversation
 from seqmesh_client.conversation import Ask
 from seqmesh_client.delivery import Connect, Listen
 from seqmesh_client.shell import SILENT_S
@@ -367,8 +367,9 @@ def test_the_thread_of_a_caller_opens_and_breaks_off_no_call() -> None:
 
 @pytest.mark.parametrize("inputs", [[[3]], np.array([[3]], np.int32)])
 def test_who_waits_for_a_first_answer_is_told_once_why_none_comes(
-    inputs: Any, caplog: pytest.LogCaptureFixture
+    inputs: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(conversation, "UNANSWERED_S", 0.0)
     with Client([f"localhost:{1}"], patience=Patience(step_s=0.5, pause_s=0.01)) as client:
         for _ in range(2):
             with pytest.raises(NoAnswer):
