@@ -478,7 +478,8 @@ def refuse_unknown_variables(
 
 
 def complaint(name: str, known: Iterable[str]) -> str:
-    nearest = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
+    # The prefix that all of them share makes any two alike.
+    nearest = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.8)
     return f"unknown setting {name} in the environment" + (f"; did you mean {nearest[0]}?" if nearest else "")
 
 
