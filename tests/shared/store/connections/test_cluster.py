@@ -86,6 +86,7 @@ async def test_who_joins_while_a_node_is_away_is_warned_unless_it_is_the_one_of_
         assert VALUE_BYTES_MAX == await value_bytes_max(redis)
     (warning,) = [vars(record)["fields"] for record in caplog.records if record.message == "redis node away"]
     assert f"127.0.0.1:{node.port}" == warning["node"]
+    assert "it is silent" != warning["cause"]
 
     await asyncio.to_thread(private_cluster.revive)
     of_mesh.kill()

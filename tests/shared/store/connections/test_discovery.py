@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
+from shared.store.connections import discovery
 from shared.store.connections.cluster import ASKED_MAX, SLOTS, Node, Nodes, shards_on, slot_of
 from shared.store.connections.discovery import NoAnswerError
 
@@ -106,6 +108,24 @@ async def test_a_node_that_answers_nonsense_is_no_reason_to_fail_while_another_o
     cluster = Cluster({("mad", 1): answer, ("right", 1): right})
 
     assert ("right", 1) == await Nodes([("mad", 1), ("right", 1)], cluster.connect).holder("0").primary()
+
+
+async def test_an_answer_counts_though_most_of_those_that_are_asked_never_say_anything(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(discovery, "PATIENCE_S", 0.01)
+    said = asyncio.Event()
+    cluster = Cluster({("right", 1): everything(b"right", 1)})
+
+    def connect(node: Node) -> Connection:
+        connection = cluster.connect(node)
+        if node not in cluster.holders:
+            monkeypatch.setattr(connection, "connect", said.wait)
+        return connection
+
+    nodes = Nodes([("silent", 1), ("right", 1), ("silent", 2)], connect)
+    async with asyncio.timeout(60):
+        assert ("right", 1) == await nodes.holder("0").primary()
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 3, 5, 8, 12])

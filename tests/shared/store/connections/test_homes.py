@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any, cast
 
 import pytest
 
-from shared.store.connections.homes import in_order, tag_of, tags_of, together, without_lost
+from shared.store.connections.cluster_redis import ClusterRedis
+from shared.store.connections.homes import in_order, out_of_reach, tag_of, tags_of, together, without_lost
+from shared.store.connections.redis_client import connect
+from shared.store.connections.redis_py import CONNECTION_LOST
+from shared.store.connections.server_run import AnotherRunError, ServerRun
+from shared.store.keyspace import Keyspace
 
 
 @pytest.mark.parametrize(
@@ -30,9 +36,10 @@ def test_a_command_goes_where_its_keys_are_and_one_without_goes_along() -> None:
         ("FCALL", "f", 2, "p:{2}:a", "p:{2}:b", "x"),
         ("XREAD", "COUNT", 1, "BLOCK", 5, "STREAMS", b"p:{0}:a", b"p:{0}:b", "0", "0"),
         ("FCALL", "f", 0, "p:{3}:no key"),
+        ("EVAL", "return { 1 }", 1, "p:{3}:a", "p:{4}:no key"),
     ]
 
-    assert ["1", "1", "2", "0", "1"] == tags_of(commands)
+    assert ["1", "1", "2", "0", "1", "3"] == tags_of(commands)
     assert ["mesh"] == tags_of([("PING",)])
 
 
@@ -68,3 +75,24 @@ async def test_a_lost_home_hides_nothing_of_the_others_and_no_other_failure() ->
     for outcomes, raised in ([lost], "lost"), ([lost, lost], "lost"), (["a", wrong], "wrong"), ([wrong, lost], "wrong"):
         with pytest.raises((OSError, ValueError), match=raised):
             await without_lost(map(ending, outcomes))
+
+
+@pytest.mark.parametrize(("homes", "told"), [("+-+", {1}), ("+-!", AnotherRunError), ("---", CONNECTION_LOST)])
+async def test_shards_are_out_of_reach_whose_server_is_away_and_a_restarted_one_is_told_first(
+    redis_url: str, key_prefix: str, homes: str, told: Any
+) -> None:
+    """homes: + answers, - is away, ! was restarted"""
+
+    def open_home(tag: str) -> Any:
+        run, home = ServerRun(), homes[int(tag) if tag.isdecimal() else 0]
+        if home == "!":
+            run.hold_off("")
+        return connect("redis://127.0.0.1:1" if home == "-" else redis_url, retries=0, run=run)
+
+    async with ClusterRedis(open_home) as redis:
+        looked = out_of_reach(cast("Any", redis), Keyspace(key_prefix, 3))
+        if isinstance(told, set):
+            assert told == (await looked).keys()
+        else:
+            with pytest.raises(told):
+                await looked

@@ -255,10 +255,10 @@ async def test_a_service_agrees_to_the_runs_of_a_clusters_homes_one_by_one(run: 
     assert [True, True] == [connection.is_cut for connection in connections]
     assert ({"1"}, True) == (run.others, run.changed.is_set())
     # Those who name the server may disagree for a while.
-    run.meet("before", Connection(), "1")
+    run.meet("before", kept := Connection(), "1")
     assert run.changed.is_set()
     run.agree({"1": "before"})
-    assert (set(), False) == (run.others, run.changed.is_set())
+    assert (set(), False, False) == (run.others, run.changed.is_set(), kept.is_cut)
 
 
 class Connection:
