@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import ResponseError
 
 from shared.store import round_trips
 from shared.store.connections import redis_client
@@ -121,6 +122,20 @@ async def test_what_was_lost_or_failed_is_sent_again_after_a_pause_for_each_fail
 
     assert [1, 2, 3, 1] == paused_for
     assert [2, 1] == user.done[:2]
+
+
+async def test_of_calls_whose_results_nobody_awaits_a_refusal_is_logged_and_a_loss_raised(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    scripted: Any = Scripted()
+    trips: Any = RoundTrips(scripted, scripted, "numbers")
+    scripted.answers.put_nowait([ResponseError("no"), "yes"])
+    await trips.tell([1, 2])
+    assert ["redis refused a script"] == [record.message for record in caplog.records]
+
+    scripted.answers.put_nowait(["yes", UnfitServerError("READONLY")])
+    with pytest.raises(UnfitServerError):
+        await trips.tell([1, 2])
 
 
 async def test_a_server_that_stays_away_for_an_hour_ends_nothing() -> None:
