@@ -2,11 +2,11 @@
 
 A model was written for one sequence, or for a batch: its code does not say. It may take its rows for time, or norm them
 by their mean; then each sequence would be answered by what others sent. So made-up sequences are run over several
-steps: together, then one half of them and the other among strangers. Rows may share calls if every output and every
-state comes out equal. The calls have one shape, and a sequence has the same row in them: no kernel rounds otherwise.
-What depends on the row or on the number of rows alone (a row's number is added, say) is found by running one sequence
-in another row and by itself, too; there results may differ by what kernels round. With the direct strategy a row is a
-slot, and may matter.
+steps: together, then one half of them and the other among strangers, then beside NaN. Rows may share calls if every
+output and every state comes out equal. The calls have one shape, and a sequence has the same row in them: no kernel
+rounds otherwise. What depends on the row or on the number of rows alone (a row's number is added, say) is found by
+running one sequence in another row and by itself, too; there results may differ by what kernels round. With the direct
+strategy a row is a slot, and may matter.
 
 A module that keeps its state in attributes has to prove that its rows may share calls. A model that takes its states as
 arguments claims it, by `max_batch_size`: the trial must disprove it. A random model, and one that refuses what was made
@@ -42,8 +42,11 @@ short types coarsely, and every step adds to it.
 """
 _SIZE = 5
 """Of a variable dimension."""
-_LARGE = 16
-"""How much larger than ordinary numbers large ones are."""
+_LARGE, _STRANGE = 16, 1000
+"""How much larger than ordinary numbers large ones are, and those of strangers."""
+_NAN = -1
+"""The number of a sequence of NaN. They reach all that is computed of them."""
+_MIX = "rows that share a call change each other's results"
 _DECIDES = "the module chooses what to compute by a number of a tensor, one for all rows of a call"
 
 log = logging.getLogger(__name__)
@@ -103,16 +106,23 @@ class _Trial:
         half = rows // 2
         alone, together = self._run([0]), self._run(range(rows))
         # The first sequence is in the last row as well.
-        first = self._run([*range(half), *range(rows, 2 * rows - half - 1), 0])
-        second = self._run([*range(rows, rows + half), *range(half, rows)])
+        first = self._run([*range(half), *range(ROWS, ROWS + rows - half - 1), 0])
+        second = self._run([*range(ROWS, ROWS + half), *range(half, rows)])
         halves = [(first if at % rows < half else second)[at] for at in range(len(together))]
         if not all(map(_close, together, halves)):
             if not all(map(_close, together, self._run(range(rows)))):
                 raise _UntoldError("the module gives other results each time")
-            return "rows that share a call change each other's results"
+            return _MIX
         if not has_places and not all(map(_similar, alone * 2, [*first[::rows], *first[rows - 1 :: rows]])):
             return "the results of a row depend on its place in a call, or on the number of rows"
-        return ""
+        if self._engine.runs_ahead:
+            return ""  # on a GPU, an index that is made of NaN would end the process
+        try:
+            beside_nan = self._run([*range(rows - 1), _NAN])
+        except _UntoldError:  # it refuses them
+            return ""
+        pairs = zip(together, beside_nan, strict=True)
+        return "" if all(_close(*pair) for at, pair in enumerate(pairs) if at % rows < rows - 1) else _MIX
 
     def _run(self, numbers: Sequence[int]) -> list[RowResult]:
         """The results of sequences that share calls, step by step. Raises _UntoldError."""
@@ -164,24 +174,34 @@ _FLOATS = ("BF16", "FP16", "FP32", "FP64")
 
 def _row(config: ModelConfig, slot: int, number: int, step: int) -> Row:
     """A step of a made-up sequence, other for each number and step."""
-    chance = np.random.default_rng((number, step))
-    # Rows with large numbers show what is chosen by the largest or least one of a call.
-    sign = {0: 1, 1: -1}.get(number, 0) if step == STEPS - 1 else 0
+    chance = np.random.default_rng((abs(number), step))
+    scale = _scale(number) if step == STEPS - 1 else 0
     inputs: dict[str, Tensor] = {}
     for spec in config.inputs:
         dims = tuple(_SIZE if dim == -1 else dim for dim in spec.dims)
-        inputs[spec.name] = Tensor(spec.name, spec.datatype, (1, *dims), _content(spec.datatype, dims, chance, sign))
+        inputs[spec.name] = Tensor(spec.name, spec.datatype, (1, *dims), _content(spec.datatype, dims, chance, scale))
     controls = ControlTensors(config).of_nobody(start=step == 0, end=False, number=number + 1)
     return Row(inputs, controls, slot=slot, start=step == 0, correlation_id=number + 1)
 
 
-def _content(datatype: str, dims: shapes.Shape, chance: np.random.Generator, sign: int) -> bytes:
-    """sign: of large numbers; 0 for ordinary ones"""
+def _scale(number: int) -> float:
+    """Of a sequence's large numbers, which show what is chosen by the largest or least one of a call; 0 if its numbers
+    are ordinary.
+    """
+    if number == _NAN:
+        return np.nan
+    if number >= ROWS:
+        return -_STRANGE if number % 2 else _STRANGE
+    return {0: _LARGE, 1: -_LARGE}.get(number, 0)
+
+
+def _content(datatype: str, dims: shapes.Shape, chance: np.random.Generator, scale: float) -> bytes:
+    """scale: of large numbers; 0 for ordinary ones"""
     if datatype == "BYTES":
         return zeros(datatype, dims)
     if datatype in _FLOATS:
         numbers = chance.standard_normal(element_count(dims))
-        numbers = numbers if not sign else sign * _LARGE * np.abs(numbers)
+        numbers = scale * np.abs(numbers) if scale else numbers
         if datatype == "BF16":  # the upper half of an FP32 number
             return (numbers.astype("<f4").view("<u4") >> 16).astype("<u2").tobytes()
         return numbers.astype(NUMPY_TYPE[datatype]).tobytes()

@@ -77,6 +77,8 @@ def test_a_batch_gives_every_row_what_it_gets_alone(workshop: Workshop) -> None:
 
 MIXING = [
     (torch_modules.Coupled, "rows that share a call change each other's results"),
+    (torch_modules.Limited, "rows that share a call change each other's results"),
+    (torch_modules.Touched, "rows that share a call change each other's results"),
     (torch_modules.Numbered, "the results of a row depend on its place in a call, or on the number of rows"),
     (torch_modules.Shared, "the results of a row depend on its place in a call, or on the number of rows"),
     (torch_modules.Choosing, "the module chooses what to compute by a number of a tensor, one for all rows of a call"),
@@ -89,7 +91,7 @@ def test_a_model_whose_rows_mix_runs_each_alone_unless_it_is_told_otherwise(
 ) -> None:
     workshop.script("mixing", module())
     config = total_config("mixing")
-    rows = [Row({"x": wire("x", [[number]])}, slot=slot, start=True) for slot, number in enumerate((1, 2000))]
+    rows = [Row({"x": wire("x", [[number]])}, slot=slot, start=True) for slot, number in enumerate((1, 2000, np.nan))]
 
     found = results(workshop.load(config), rows)
 
