@@ -115,8 +115,8 @@ class _Trial:
             return _MIX
         if not has_places and not all(map(_similar, alone * 2, [*first[::rows], *first[rows - 1 :: rows]])):
             return "the results of a row depend on its place in a call, or on the number of rows"
-        if self._engine.runs_ahead:
-            return ""  # on a GPU, an index that is made of NaN would end the process
+        if self._engine.device.type == "cuda":
+            return ""  # an index that is made of NaN would end the process
         try:
             beside_nan = self._run([*range(rows - 1), _NAN])
         except _UntoldError:  # it refuses them
