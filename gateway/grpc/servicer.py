@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -32,6 +32,7 @@ from gateway.models.catalog import Catalog
 from gateway.models.metadata import extensions_of, index_line, model_metadata, statistics_document
 from gateway.models.repository import RepositoryControl
 from gateway.models.runtime_settings import RuntimeSettings
+from gateway.models.shared_reads import SharedDocument
 from gateway.models.statistics import Statistics
 from gateway.requests.infer_call import InferCall
 from gateway.requests.inference import Inference
@@ -42,6 +43,7 @@ from shared.configuration.proto import config_proto
 from shared.contract.calls import ACCEPTED, ANSWERED_KEY, CALL_KEY, REFUSED
 from shared.contract.endpoints import Endpoint
 from shared.contract.errors import Code, MeshError, NotReadyError, RequestError, UnavailableError
+from shared.statistics.tally import ModelStatistics
 from shared.store.release import RELEASE
 
 T = TypeVar("T")
@@ -82,6 +84,7 @@ class InferenceServicer:
         self._catalog = catalog
         self._repository = repository
         self._statistics = statistics
+        self._statistics_message = SharedDocument(statistics_message)
         self._runtime_settings = runtime_settings
         self._server_name = settings.server_id
         self._outstanding_max = outstanding_max
@@ -225,8 +228,7 @@ class InferenceServicer:
 
     async def ModelStatistics(self, request: AnyMessage, rpc: Rpc) -> AnyMessage:
         """Counters of READY versions, summed over the executors."""
-        statistics = await self._statistics.read(request.name, request.version)
-        return pb.ModelStatisticsResponse(model_stats=map(statistics_document, statistics))
+        return self._statistics_message.of(await self._statistics.read(request.name, request.version))
 
     # -- repository -------------------------------------------------------------------------------------------------
 
@@ -294,6 +296,10 @@ class InferenceServicer:
         """Reads, and changes when the request says so, what is logged."""
         by = f"gRPC client {rpc.peer}"
         return log_response(await self._runtime_settings.logs(log_changes(request), by, rpc.client))
+
+
+def statistics_message(statistics: Sequence[ModelStatistics]) -> AnyMessage:
+    return pb.ModelStatisticsResponse(model_stats=map(statistics_document, statistics))
 
 
 def refuse_repository_name(request: AnyMessage) -> None:

@@ -8,6 +8,7 @@ from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
+D = TypeVar("D")
 
 
 class SharedReads(Generic[K, T]):
@@ -33,3 +34,18 @@ class SharedReads(Generic[K, T]):
         async with self._turn:
             del self._next[key]
             return await self._read(key)
+
+
+class SharedDocument(Generic[T, D]):
+    """What `make` makes of a read, once for all who got the same one: a thousand may go on in one turn of the loop, and
+    a document takes some milliseconds.
+    """
+
+    def __init__(self, make: Callable[[T], D]) -> None:
+        self._make = make
+        self._last: tuple[T, D] | None = None
+
+    def of(self, read: T) -> D:
+        if self._last is None or self._last[0] is not read:
+            self._last = read, self._make(read)
+        return self._last[1]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from collections.abc import Sequence
 
+import orjson
 from starlette.types import Receive, Scope, Send
 
 from gateway.models.catalog import Catalog
 from gateway.models.metadata import index_line, model_metadata, statistics_document
 from gateway.models.repository import RepositoryControl
+from gateway.models.shared_reads import SharedDocument
 from gateway.models.statistics import Statistics
 from gateway.rest.body import BodyBounds, read_object
 from gateway.rest.json_values import Json, JsonError, bool_of, members
@@ -31,8 +34,13 @@ from gateway.rest.operations import (
 from gateway.rest.operations import members as members_schema
 from gateway.rest.reply import JSON, send_bytes, send_error, send_json
 from shared.contract.errors import Code, RequestError
+from shared.statistics.tally import ModelStatistics
 
 FILE_PREFIX = "file:"
+
+
+def statistics_page(statistics: Sequence[ModelStatistics]) -> bytes:
+    return orjson.dumps({"model_stats": [statistics_document(each) for each in statistics]})
 
 
 class Models:
@@ -42,6 +50,7 @@ class Models:
         self._catalog = catalog
         self._repository = repository
         self._statistics = statistics
+        self._statistics_page = SharedDocument(statistics_page)
         self._bounds = bounds
 
     @described(MODEL_READY, errors=(400,))
@@ -68,7 +77,7 @@ class Models:
     async def stats(self, scope: Scope, receive: Receive, send: Send) -> None:
         """GET .../stats: counters of one version, one model or all."""
         statistics = await self._statistics.read(*model_and_version(scope))
-        await send_json(send, {"model_stats": [statistics_document(each) for each in statistics]})
+        await send_bytes(send, 200, self._statistics_page.of(statistics), (JSON,))
 
     @described(INDEX, errors=OF_BODY, body=json_content(members_schema(ready=FLAG)), optional_body=True)
     async def index(self, scope: Scope, receive: Receive, send: Send) -> None:

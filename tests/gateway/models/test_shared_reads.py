@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.models.shared_reads import SharedReads
+from gateway.models.shared_reads import SharedDocument, SharedReads
 from shared.contract.errors import UnavailableError
 
 
@@ -85,3 +85,23 @@ async def test_a_read_that_nobody_waits_for_any_more_fails_in_silence(caplog: py
     await until(lambda: not asyncio.all_tasks() - {asyncio.current_task()})
 
     assert [] == caplog.messages
+
+
+async def test_a_document_is_made_once_for_all_who_got_the_same_read() -> None:
+    """A thousand who asked at once go on in one turn of the loop."""
+    read, made = Counted(), list[str]()
+    shared = SharedReads(read)
+
+    def make(content: str) -> str:
+        made.append(content)
+        return content.upper()
+
+    document = SharedDocument(make)
+
+    async def asked() -> str:
+        return document.of(await shared.get("a"))
+
+    read.go_on.set()
+    for number in (1, 2):
+        assert {f"A {number}"} == set(await asyncio.gather(*(asked() for _ in range(1000))))
+    assert ["a 1", "a 2"] == made
