@@ -511,6 +511,13 @@ def test_real_message_is_what_tritons_own_parser_makes(load_text: LoadText) -> N
     assert "lstm_0" == response.config.instance_group[0].name
 
 
+def test_real_message_is_made_once_for_all_who_ask(load_text: LoadText) -> None:
+    """A thousand calls may ask for it in one turn of a gateway's event loop."""
+    config_json = load_text((FIXTURES / "triton" / "lstm.pbtxt").read_text(), name="lstm").json
+
+    assert config_proto(config_json) is config_proto(config_json)
+
+
 def test_real_message_leaves_the_dialect_out(load_text: LoadText) -> None:
     text = (FIXTURES / "seeds" / "my_lstm_model.pbtxt").read_text()
 
