@@ -190,6 +190,14 @@ class TestGraph:
 
         assert [SendStep(0, (tensor("I", shape=(1, 1)),), ("O",), None)] == going.begin()
 
+    def test_what_an_ensemble_without_batches_has_reshaped_gets_the_batch_dimension_of_its_step(self) -> None:
+        record = model("e", batch=0, steps=(step("plain", "I", "O"),))
+        config = msgspec.structs.replace(record.config, inputs=(TensorSpec("I", "INT8", (1, 1, 1), reshape=(1,)),))
+        found = plan_of(ModelRecord(config, "{}", ("1",)), "1", lambda name, _: (MODELS[name], "1"))
+        going = EnsembleProgress(found, {"I": HeldTensor(tensor("I", shape=(1, 1, 1)), 0)}, (), is_named=False)
+
+        assert [SendStep(0, (tensor("I", shape=(1, 1)),), ("O",), None)] == going.begin()
+
     def test_steps_wait_for_a_tensor_that_another_ensemble_has_reshaped(self) -> None:
         """Also where the configuration names the reader first, and where the writer is decoupled."""
         inner = model("inner", steps=(step("many", "I", "O"),))
