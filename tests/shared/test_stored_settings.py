@@ -289,17 +289,21 @@ async def test_a_count_that_several_gateways_use_up_never_becomes_unlimited(
     assert ["0"] == controls[0].settings().texts()["trace_count"]
 
 
-async def test_a_count_that_was_taken_back_stays_away(redis: Redis, keys: Keyspace, own_logging: io.StringIO) -> None:
+@pytest.mark.parametrize("unlimited", [None, trace_settings.UNLIMITED])
+async def test_a_count_that_was_taken_back_stays_away(
+    redis: Redis, keys: Keyspace, own_logging: io.StringIO, unlimited: int | None
+) -> None:
     mesh = StoredSettings(redis, keys)
     control = TraceControl(Sampler(), exporting=True)
     process = ProcessSettings(mesh, control, Level.INFO)
     await mesh.change_traces("m", {"trace_count": 5})
     await process.refresh()
     assert traced(control, "m", 3) == 3
-    await mesh.change_traces("m", {"trace_count": None})
+    await mesh.change_traces("m", {"trace_count": unlimited})
     await process.refresh()
 
-    assert ChangedSettings() == await mesh.read()
+    if unlimited is None:
+        assert ChangedSettings() == await mesh.read()
     assert traced(control, "m", 10) == 10
 
 

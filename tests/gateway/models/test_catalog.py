@@ -215,6 +215,8 @@ async def test_requests_still_enter_for_a_while_after_the_last_executor_died_but
 
 async def test_a_model_whose_executors_are_gone_is_asked_for_again_later_though_others_serve_other_models():
     mesh, others = Mesh(), member(models=(), repository=())
+    # The gateway is no new one, which has not seen whom it has lost.
+    await mesh.at(100 - UNSERVED_S, others)
     await mesh.at(100, member("1"), others)
     catalog = await mesh.at(101 + ABSENCE_GRACE_S, others)
 
