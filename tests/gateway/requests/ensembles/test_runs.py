@@ -62,10 +62,14 @@ class Player:
         services = EnsembleServices(nothing, replies, nothing, self.send, self.hold)
         connection = ConnectionSequences(lambda _: None)
         call = InferCall("e", trace_headers={"traceparent": "odd"})
-        waiting = WaitingBytes("e", self.unread, self.failures.append)
+        waiting = WaitingBytes("e", self.unread, self.fail)
         context = RequestContext(services, call, connection, 0, None, "", None, waiting)
         self.run = StageRun(context, of.stages, {"I": HeldTensor(tensor("I"), 1)}, self.given.append)
         self.run.begin()
+
+    def fail(self, error: MeshError) -> None:
+        self.failures.append(error)
+        self.run.unwanted()
 
     def hold(self, size: int) -> None:
         self.held += size
@@ -126,7 +130,6 @@ async def test_answers_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) ->
     for number in range(1, 6):
         source.answer(number, number=number, more=True)
     (error,) = player.failures
-    player.run.unwanted()
     source.answer(6, number=6, more=True)
     await turns()
 
@@ -149,11 +152,26 @@ async def test_they_count_with_the_answers_that_clients_have_not_read() -> None:
     second.answer(12)
     await turns()
     (error,) = player.failures
-    player.run.unwanted()
     await turns()
 
     assert isinstance(error, UnavailableError)
     assert 0 == player.held == player.unread.taken
+
+
+async def test_a_request_whose_answers_are_given_up_for_another_client_sends_nothing_more() -> None:
+    player = Player(runs_max=1, unread_max=8 * ENTRY_BYTES + 7)
+    source = player.sent[0]
+    for number in range(1, 9):
+        source.answer(number, number=number, more=True)
+    player.unread.add("another", ENTRY_BYTES, lambda: None)
+    assert [] == player.failures
+    source.answer(9, number=9, more=True)
+    await turns()
+
+    assert 1 == len(player.failures)
+    assert 2 == len(player.sent)
+    assert all(one.future.cancelled() for one in player.sent)
+    assert (0, ENTRY_BYTES) == (player.held, player.unread.taken)
 
 
 async def test_when_the_client_leaves_everything_is_taken_back() -> None:
