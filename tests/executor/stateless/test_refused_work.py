@@ -9,7 +9,7 @@ from shared.statistics.tally import ModelLoad
 from shared.store.commands import Redis
 from shared.store.connections.link import SharedLinks
 from shared.store.keyspace import Keyspace
-from shared.store.work_scripts import Take, WorkItem, WorkScripts
+from shared.store.work_scripts import Take, WorkDone, WorkItem, WorkScripts, request_id
 from tests.scripted_mesh import GATEWAY, ScriptedMesh
 
 DEAD, ALIVE = ExecutorId("dead-1"), ExecutorId("alive-1")
@@ -37,6 +37,27 @@ async def test_what_a_dead_executor_held_is_refused_too_and_what_a_living_one_ho
     entries = await redis.xrange(mesh.keys.replies(mesh.keys.home_shard(LOAD.model), GatewayId(GATEWAY)))
     assert {b"a": GONE, b"c": GONE} == {token: reply for _, fields in entries[1:] for token, reply in fields.items()}
     assert [f"{GATEWAY}/b".encode()] == await redis.hkeys(keys.held) == await redis.hkeys(keys.messages)
+
+
+async def test_nothing_stays_of_a_queue_whose_last_request_is_answered(redis: Redis, key_prefix: str) -> None:
+    """Else each version that was ever loaded would leave its counter in Redis."""
+    mesh = ScriptedMesh(redis, Keyspace(key_prefix, 3), "sum")
+    await mesh.open()
+    work, keys = WorkScripts(mesh.keys), mesh.keys.work_queue(LOAD.model, LOAD.version)
+    links = SharedLinks(redis)
+    items = [WorkItem(LOAD.model, LOAD.version, GATEWAY, token, token.encode()) for token in "ab"]
+    await mesh.scripts.run(work.enqueue(items, bound=0))
+    await mesh.scripts.run(work.pull(LOAD, ALIVE, "1", requests_max=1, rows_max=1, delay_us=0, take=Take.WHEN_PLAIN))
+
+    await refuse_waiting(links, mesh.scripts, mesh.keys, LOAD, GONE, alive={ALIVE})
+    assert 1 == await redis.exists(keys.number)
+
+    await mesh.scripts.run(work.finish(LOAD, ALIVE, [WorkDone(request_id(GATEWAY, "a"), GONE)]))
+    await mesh.scripts.run(work.requeue(LOAD, ALIVE))  # as an executor does that ends a model
+    await refuse_waiting(links, mesh.scripts, mesh.keys, LOAD, GONE, alive={ALIVE})
+    await links.close()
+
+    assert 0 == await redis.exists(*keys)
 
 
 async def test_a_name_that_is_no_text_is_no_executors_and_goes(redis: Redis, key_prefix: str) -> None:
