@@ -15,7 +15,7 @@ from scheduler.core.state import LeaderState, Policy
 from scheduler.effects import EffectPerformer
 from scheduler.leader import REBUILT_AT_ONCE, Leader
 from scheduler.mesh import MeshAccess, Polls
-from shared.contract.ids import ExecutorId, Term
+from shared.contract.ids import ExecutorId, ShardId, Term
 from shared.store.connections.link import LINKS_MAX, Link
 from shared.store.membership import Member, Membership
 from shared.store.scripts import Scripts
@@ -187,3 +187,27 @@ async def test_other_tasks_have_their_turn_while_many_sequences_are_rebuilt(
     renewing.cancel()
 
     assert REBUILT_AT_ONCE == most
+
+
+async def test_the_streams_of_a_leader_are_read_on_when_it_has_taken_in_what_was_read(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler.leader, "MAILBOX_MAX", 2)
+    leader = Leader(stage.mesh, MODEL, Term(1), policy=Policy(), tombstone_ms=1000)
+    leading = asyncio.create_task(leader.run())
+
+    async def is_read() -> bool:
+        return bool(leader.positions())
+
+    await stage.until(is_read)
+    feed = stage.keys.feed(ShardId(0), MODEL)
+    seen: list[str] = []
+    for number in (1, 2, 3):
+        leader.deliver(feed, [(b"%d-0" % number, {b"q": b"sum||i9", b"e": b"1", b"k": b"e"})])
+        seen.append(leader.positions().get(feed, ""))
+    await stage.until(is_read)
+    leading.cancel()
+    await asyncio.gather(leading, return_exceptions=True)
+
+    assert ["1-0", "", ""] == seen
+    assert "3-0" == leader.positions()[feed]
