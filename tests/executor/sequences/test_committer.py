@@ -140,12 +140,13 @@ def test_a_steps_checkpoint_counts_with_its_answer() -> None:
 
 
 @pytest.mark.leaves_sequences
+@pytest.mark.parametrize(("bound", "most"), [("OPEN_BYTES_MAX", 100), ("OPEN_STEPS_MAX", 2)])
 async def test_computing_waits_while_what_waits_for_redis_has_too_many_bytes(
-    mesh: ScriptedMesh, monkeypatch: pytest.MonkeyPatch
+    mesh: ScriptedMesh, monkeypatch: pytest.MonkeyPatch, bound: str, most: int
 ) -> None:
     def hear(*_: object) -> None: ...
 
-    monkeypatch.setattr(module, "OPEN_BYTES_MAX", 100)
+    monkeypatch.setattr(module, bound, most)
     owner = owner_that_hears(hear)
     record = await mesh.redis.hgetall(mesh.keys.sequence(mesh.sequence(7)).record)
     epoch = Epoch(int(record[b"ep"]))

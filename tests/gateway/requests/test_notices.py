@@ -9,9 +9,11 @@ from redis.exceptions import ConnectionError as LostError
 
 from gateway.requests.exchange.notices import Notices
 from shared.contract.ids import GatewayId, SequenceId
-from shared.contract.record import ENDED
+from shared.contract.messages import StepFlag
+from shared.contract.record import ENDED, FAILED
 from shared.store.keyspace import Keyspace
 from shared.store.script_values import Ending
+from tests.scripted_mesh import ScriptedMesh
 
 
 class Scripts:
@@ -52,3 +54,20 @@ async def test_a_full_queue_drops_its_oldest_notices_when_a_round_trip_is_lost(m
     await notices._depart()
 
     assert [ending(number) for number in (1, 2, 3, 4)] == scripts.ended
+
+
+@pytest.mark.leaves_sequences
+async def test_who_waits_for_a_first_slot_hears_that_its_run_was_abandoned_and_runs_if_it_was_cut_off(
+    redis: Any, keys: Keyspace
+) -> None:
+    mesh = ScriptedMesh(redis, keys, "state")
+    await mesh.open()
+    notices = Notices(mesh.scripts, keys, GatewayId("g"))
+    abandoned, cut_off = (mesh.submission(number, {}, StepFlag.START) for number in (1, 2))
+    for step, tombstone in ((abandoned, FAILED), (cut_off, ENDED)):
+        await mesh.submit(step)
+        notices.end(Ending(step.sequence, ""), tombstone)
+    await notices._depart()
+
+    assert "another step of the ensemble could not go on" == (await mesh.reply(abandoned)).error
+    assert "w" == (await mesh.record(2))["st"]
