@@ -95,7 +95,7 @@ class Ledger:
         self._paged = paged
         self._calls: dict[tuple[tuple[bytes, ...], tuple[bytes, ...]], Seen] = {}
         self._lives: dict[tuple[SequenceId, bytes], Life] = {}
-        self._accepted: dict[int, tuple[bytes, int]] = {}
+        self._accepted: dict[tuple[SequenceId, int], tuple[bytes, int]] = {}
         self.store: Store
         self.given_up: set[int] = set()
         """Inputs whose callers have gone."""
@@ -182,8 +182,8 @@ class Ledger:
         if now != before and (life := self._lives.pop((sequence, before), None)) is not None:
             self._lives[sequence, now] = life
             for value, _ in life.inputs.values():
-                if (run := self._accepted.get(value)) is not None and run[0] == before:
-                    self._accepted[value] = (now, run[1])
+                if (run := self._accepted.get((sequence, value))) is not None and run[0] == before:
+                    self._accepted[sequence, value] = (now, run[1])
 
     # -- judging ----------------------------------------------------------------------------------------------------
 
@@ -214,9 +214,11 @@ class Ledger:
         # A START that is asked for again, after others came in or after the end, begins another run, and what followed
         # is repeated in it (submit.lua): once in each. That no run begins in the middle is seen by the answers.
         run = (outcome.birth.encode(), life.start)
-        if self._accepted.get(value) == run:
+        # Sequences in two shards may have one birth, and an ensemble's first state begins with its input plus
+        # one, which may be another input of its client.
+        if self._accepted.get((step.sequence, value)) == run:
             self.story.violate(f"{step.sequence}: request {value} was accepted twice, now as step {outcome.step}")
-        self._accepted[value] = run
+        self._accepted[step.sequence, value] = run
         life.inputs[outcome.step] = (value, StepFlag(step.flags))
         if step.timeout_us:
             life.due = min(life.due, self._now_s() + step.timeout_us / 1e6)

@@ -99,17 +99,14 @@ class LosingNodes(WorldOfNodes, LosingWorld):
         def is_lost(key: bytes) -> bool:
             return tag_of(key.decode()) == home
 
-        def is_of_lost(life: tuple[SequenceId, bytes]) -> bool:
-            return str(self.keys.shard_of(life[0])) == home
+        def is_of_lost(name: tuple[SequenceId, bytes | int]) -> bool:
+            return str(self.keys.shard_of(name[0])) == home
 
-        inputs = {
-            value for name, life in ledger._lives.items() if is_of_lost(name) for value, _ in life.inputs.values()
-        }
         values, deadlines, lives, accepted = kept
         store._values = _with_older(store._values, values, is_lost)
         store._deadlines = _with_older(store._deadlines, deadlines, is_lost)
         ledger._lives = _with_older(ledger._lives, lives, is_of_lost)
-        ledger._accepted = _with_older(ledger._accepted, accepted, inputs.__contains__)
+        ledger._accepted = _with_older(ledger._accepted, accepted, is_of_lost)
         self.network.servers[home].run += 1
 
 
