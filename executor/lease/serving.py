@@ -126,7 +126,8 @@ class Serving:
         self._replaced: dict[Place, Replaced] = {}
         # Up to this entry (`entry_key`) a load's inboxes may hold steps that an earlier one has committed.
         self._older: dict[Place, tuple[int, int]] = {}
-        self._told: set[SequenceModel] = set()
+        # In the order in which their steps came: an order by address would make each run of the simulation another one.
+        self._told: dict[SequenceModel, None] = {}
         self._withdrawals: dict[Place, asyncio.Task[None]] = {}
         self._unloaded: dict[Place, tuple[ModelLoad, float]] = {}
         self._changing = asyncio.Lock()
@@ -236,7 +237,7 @@ class Serving:
         if model is None:
             logs.debug("step left to the scheduler", sequence=step.sequence, step=step.step, epoch=step.epoch)
             return ()
-        self._told.add(model)
+        self._told[model] = None
         older = self._older.get(place)
         return model.take(step, message, is_older=older is not None and entry_key(step.entry) <= older)
 
