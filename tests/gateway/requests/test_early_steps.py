@@ -133,14 +133,17 @@ async def test_a_sequence_that_is_over_or_begun_anew_refuses_at_once(
     stale = parts.inference.submit(numbered(4))
     await asyncio.sleep(0.03)
     await parts.inference.submit(step(5, start=True))
+    # In the sequence's new life these are the steps before it.
+    for number in (2, 3):
+        await parts.inference.submit(numbered(number))
     with pytest.raises(SequenceError) as anew:
         await stale
     await parts.inference.submit(step(6, end=True))
     with pytest.raises(SequenceError) as ended:
-        await parts.inference.submit(numbered(4))
+        await parts.inference.submit(numbered(6))
 
     assert [Reason.WRONG_STEP, Reason.ENDED] == [anew.value.reason, ended.value.reason]
-    assert [10, 100, 5, 6] == values(executor)
+    assert [10, 100, 5, 100, 1000, 6] == values(executor)
 
 
 async def test_a_step_whose_caller_left_while_it_waited_does_not_run(
