@@ -988,6 +988,8 @@ class TestManyStates:
             on.restore(owned, self.with_state())
             on.model.forget_all()
             await asyncio.sleep(0)
+            # The engine's thread has done what it was told until now.
+            await on.model._instances[0].worker.load(())
 
             assert [] == on.engines[0].loaded
 
