@@ -126,7 +126,7 @@ class InferenceServicer:
         call, forms = await self._decoder(rpc, self._metadata_of(rpc))(request)
         del request  # its tensors are in `call`: keeping both would double them while the answer is awaited
         try:
-            answer = await self._inference.submit(call)
+            answer = await self._inference.submit(call, client=rpc.client)
         except MeshError as error:
             if call.origin is not None and (error.accepted or isinstance(error, NotReadyError)):
                 rpc.trailing = ((ANSWERED_KEY, ACCEPTED if error.accepted else REFUSED),)
@@ -149,7 +149,7 @@ class InferenceServicer:
         connection = self._inference.connection()
 
         def submit(call: InferCall, on_open: OnOpen) -> asyncio.Future[Answer]:
-            return self._inference.submit(call, connection, on_open)
+            return self._inference.submit(call, connection, on_open, client=rpc.client)
 
         stream = InferStream(
             rpc.write,

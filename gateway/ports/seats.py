@@ -11,6 +11,7 @@ import ipaddress
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 SETTLED_S = 1.0
 """How long a connection must have waited before it can be ended for a new one. Otherwise clients that start all at once
@@ -126,6 +127,7 @@ def of_one_client(most: int) -> int:
     return most - most // OTHERS_PART
 
 
+@lru_cache(maxsize=4096)
 def client_of(host: str) -> str:
     """The client that an address counts for: an IPv4 address itself, an IPv6 address's network."""
     address = ipaddress.ip_address(host.partition("%")[0])

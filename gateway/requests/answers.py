@@ -18,24 +18,24 @@ answer: its client has had no time to take that."""
 TOO_SLOW = "the client takes the answers too slowly: those that wait for it have reached the gateway's bound"
 
 
-def answers_of(inference: Inference, call: InferCall) -> AsyncGenerator[Answer | MeshError]:
+def answers_of(inference: Inference, call: InferCall, client: str) -> AsyncGenerator[Answer | MeshError]:
     """Submits a request at once. Gives its answers one at a time, and an error in the place of one.
 
     Closing the generator before its end, or cancelling it, means that the client has left.
     """
-    return RequestAnswers(inference, call).each()
+    return RequestAnswers(inference, call, client).each()
 
 
 class RequestAnswers:
     """The answers of one request that its client has not taken. The request is sent at once."""
 
-    def __init__(self, inference: Inference, call: InferCall) -> None:
+    def __init__(self, inference: Inference, call: InferCall, client: str) -> None:
         self._untaken: deque[Answer | MeshError] = deque()
         self._bytes = 0
         self._unread = inference.unread
         self._news = asyncio.Event()
         self._request: OpenRequest | None = None
-        self._last = inference.submit(call, on_open=self._opened)
+        self._last = inference.submit(call, on_open=self._opened, client=client)
         self._last.add_done_callback(lambda _: self._news.set())
 
     def _opened(self, request: OpenRequest) -> None:

@@ -19,9 +19,11 @@ class Caller(msgspec.Struct, frozen=True):
                 takes every answer but the last one. None: a request to such a model is refused. It is also called for
                 a request that asks about its wait (`OpenRequest.hear`)
     since       when the request came; seconds, monotonic clock. 0: the gateway's own time for it begins when it is sent
+    client      whose request it is (`gateway.ports.seats.client_of`): the clients take turns
     """
 
     future: asyncio.Future[Answer]
     connection: ConnectionSequences | None
     on_open: OnOpen | None
     since: float = 0.0
+    client: str = ""

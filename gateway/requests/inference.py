@@ -160,11 +160,16 @@ class Inference:
             raise UnavailableError(f"the gateway has {most} requests in flight, which is its limit: try again later")
 
     def submit(
-        self, call: InferCall, connection: ConnectionSequences | None = None, on_open: OnOpen | None = None
+        self,
+        call: InferCall,
+        connection: ConnectionSequences | None = None,
+        on_open: OnOpen | None = None,
+        *,
+        client: str = "",
     ) -> asyncio.Future[Answer]:
-        """Puts a request in the queue of the next round trip; the order of calls is the order of acceptance.
+        """Puts a request in the queue of the next round trip; the order of a client's calls is the order of acceptance.
 
-        connection, on_open  as those of a `Caller`
+        connection, on_open, client  as those of a `Caller`
         """
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         size = input_bytes(call)
@@ -179,7 +184,7 @@ class Inference:
         try:
             # The gateway's own limit applies only to requests that came without a timeout.
             since = time.monotonic() if self._timeout_ms and not call.timeout_us else 0.0
-            sent = self._arrive(call, Caller(future, connection, on_open, since))
+            sent = self._arrive(call, Caller(future, connection, on_open, since, client))
         except Exception as error:  # noqa: BLE001  of this request alone, whose bytes are given back
             _fail(call, future, error)
         if sent is not None:
@@ -286,7 +291,7 @@ class Inference:
         admitted = admit_end(call, record, version, arrived_ns=time.time_ns())
         assert admitted.sequence is not None, "only sequences end"
         shard, token = self._keys.shard_of(admitted.sequence), self._replies.token()
-        pending = PendingRequest(call, record, admitted, caller.future, shard=shard, token=token)
+        pending = PendingRequest(call, record, admitted, caller.future, shard=shard, token=token, client=caller.client)
         # No reply comes for it, but it is in flight as any other.
         self._replies.expect(pending)
         caller.future.add_done_callback(partial(self._ended, pending))
@@ -329,7 +334,17 @@ class Inference:
         if self._tracing.enabled:
             admitted, span = self._traced(call, admitted)
         token, measures = self._replies.token(), self._measures.of(record, version)
-        pending = PendingRequest(call, record, admitted, future, shard=shard, token=token, span=span, measures=measures)
+        pending = PendingRequest(
+            call,
+            record,
+            admitted,
+            future,
+            shard=shard,
+            token=token,
+            client=caller.client,
+            span=span,
+            measures=measures,
+        )
         if on_open is not None and (config.decoupled or pending.wait is not None):
             on_open(pending)
         self._replies.expect(pending)

@@ -129,6 +129,7 @@ class PendingRequest(OpenRequest):
 
     token       the request's name in reply streams, unique within this gateway's life
     size        bytes of its inputs
+    client      as of its `Caller`
     used        called when Redis has accepted the request, or knew it (`gateway.requests.orphans`); None: not needed
     span        records what happens to the request, if it is traced
     measures    those of the model's load; None: of a request that ends a sequence without a step
@@ -165,6 +166,7 @@ class PendingRequest(OpenRequest):
         *,
         shard: ShardId,
         token: str,
+        client: str = "",
         span: StepSpan = NO_STEP,
         measures: LoadMeasures | None = None,
     ) -> None:
@@ -174,6 +176,7 @@ class PendingRequest(OpenRequest):
         self.future = future
         self.shard = shard
         self.token = token
+        self.client = client
         self.size = input_bytes(call)
         self.span = span
         self.measures = measures

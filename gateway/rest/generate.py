@@ -20,7 +20,7 @@ from gateway.requests.infer_call import InferCall
 from gateway.requests.inference import Inference
 from gateway.requests.status import http_error, told_of
 from gateway.requests.waiting import Answer
-from gateway.rest.body import read_headers
+from gateway.rest.body import client_in, read_headers
 from gateway.rest.client_watch import ClientWatch
 from gateway.rest.compression import is_packed
 from gateway.rest.encoding import Encoding
@@ -127,7 +127,7 @@ class Generate:
 
         with self._inference.budget.reserve() as reservation:
             call, _ = await self._receiver.call(scope, receive, headers, reservation, decoded)
-        answers = answers_of(self._inference, call)
+        answers = answers_of(self._inference, call, client_in(scope))
         del call  # it is not needed while the answers are awaited
         try:
             with ClientWatch(receive) as client:

@@ -13,7 +13,7 @@ from gateway.requests.inference import Inference
 from gateway.requests.refusals import decoupled_refusal
 from gateway.requests.regions import NO_REGIONS, Regions
 from gateway.requests.waiting import Answer
-from gateway.rest.body import read_headers
+from gateway.rest.body import client_in, read_headers
 from gateway.rest.client_watch import ClientWatch
 from gateway.rest.compression import choose
 from gateway.rest.encoding import Encoding, packed
@@ -67,7 +67,7 @@ class Infer:
         decoded = partial(self._decode, header_length=headers.header_length)
         with self._inference.budget.reserve() as reservation:
             call, forms = await self._receiver.call(scope, receive, headers, reservation, decoded)
-        future = self._inference.submit(call)
+        future = self._inference.submit(call, client=client_in(scope))
         del call  # it is not needed while the answer is awaited, and taken
         if future.done():
             answer = future.result()

@@ -5,7 +5,6 @@ What is sent for it, `runs` carries out.
 
 from __future__ import annotations
 
-import asyncio
 import time
 
 import msgspec
@@ -61,7 +60,7 @@ class Ensembles:
         check_form(call, record.config)
         # In its plain form it is part of the names of sequences.
         call = msgspec.structs.replace(call, version=check_version_text(call.version))
-        request = EnsembleRequest(self, call, self._plan(record, version), caller.future, connection)
+        request = EnsembleRequest(self, call, self._plan(record, version), caller, connection)
         if record.config.decoupled and caller.on_open is not None:
             caller.on_open(request)
         request.begin()
@@ -85,13 +84,13 @@ class EnsembleRequest(OpenRequest):
         ensembles: Ensembles,
         call: InferCall,
         plan: EnsemblePlan,
-        future: asyncio.Future[Answer],
+        caller: Caller,
         connection: ConnectionSequences,
     ) -> None:
         self._of = ensembles
         self._call = call
         self._plan = plan
-        self.future = future
+        self.future = caller.future
         self.is_many = plan.record.config.decoupled
         self._correlation_id, self._made = self._sequence()
         batched = plan.record.config.max_batch_size > 0
@@ -119,6 +118,7 @@ class EnsembleRequest(OpenRequest):
             ensembles.services,
             call,
             connection,
+            caller.client,
             self._correlation_id,
             self._made,
             self._span.traceparent,

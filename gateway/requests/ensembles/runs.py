@@ -86,6 +86,7 @@ class EnsembleServices:
 class RequestContext:
     """What the runs of one request share.
 
+    client          as of its `Caller`
     correlation_id  of its sequences; made: the same, if this gateway made it, because the client named none
     traceparent     of the request's span, "" if it is not traced
     place           in the line of its sequence
@@ -95,6 +96,7 @@ class RequestContext:
     services: EnsembleServices
     call: InferCall
     connection: ConnectionSequences
+    client: str
     correlation_id: CorrelationId
     made: int | str | None
     traceparent: str
@@ -240,7 +242,9 @@ class StageRun:
         try:
             self._pending[step.index] = self._of.send(
                 self._inner_call(planned, step),
-                Caller(future, self._context.connection, partial(self._opened, step.index)),
+                Caller(
+                    future, self._context.connection, partial(self._opened, step.index), client=self._context.client
+                ),
                 planned.record,
                 planned.version,
             )

@@ -1,8 +1,8 @@
 """Requests on their way to Redis: everything that gathered during one round trip goes with the next.
 
 Order. One round trip is under way at a time, and it carries at most one `submit` and one `work_enqueue` per shard. So
-Redis accepts the steps of a sequence in the order in which `put` got them, even when a connection breaks or the server
-has forgotten its scripts.
+Redis accepts the steps of a sequence in the order in which `put` got them from one client, even when a connection
+breaks or the server has forgotten its scripts.
 
 Lost connections. When the connection breaks during a round trip, its outcome is unknown. A repeatable request
 (`PendingRequest.repeatable`) is sent again, before everything newer; any other request fails, with an error that says
@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
+from gateway.requests.exchange.client_queue import ClientQueue
 from gateway.requests.exchange.replies import unknown_outcome
 from gateway.requests.exchange.script_calls import (
     WITHDRAWAL_OF,
@@ -73,9 +73,7 @@ class Departures:
         self._trips = RoundTrips(scripts, link, "requests")
         self._calls = calls
         self._settle = settle
-        self._queues: dict[tuple[ShardId, CallKind], deque[PendingRequest]] = {
-            (shard, kind): deque() for shard in shards for kind in CallKind
-        }
+        self._queues = {(shard, kind): ClientQueue() for shard in shards for kind in CallKind}
         self._left, self._left_bytes = dict.fromkeys(self._queues, 0), dict.fromkeys(self._queues, 0)
         self._again: Sequence[CallBatch] = ()
         self._down_since: float | None = None
@@ -104,9 +102,7 @@ class Departures:
         is_large = self._left_bytes[key] > LEFT_BYTES_MAX
         if 2 * self._left[key] >= len(queue) or is_large:
             self._left[key] = self._left_bytes[key] = 0
-            wanted = [one for one in queue if not one.future.done()] if is_large else _worth_sending(queue)
-            queue.clear()
-            queue.extend(wanted)
+            queue.replace([one for one in queue if not one.future.done()] if is_large else _worth_sending(queue))
 
     async def run(self) -> None:
         await self._trips.run(self._depart)
@@ -191,11 +187,11 @@ class Departures:
         """Sends accepted, repeatable requests again, in their order, over a link of their own: the server knows them
         already, or accepts them once more. Raises one of CONNECTION_LOST.
         """
-        queues: dict[tuple[ShardId, CallKind], deque[PendingRequest]] = {}
+        queues: dict[tuple[ShardId, CallKind], ClientQueue] = {}
         for pending in requests:
             if pending.first_sent is None:
                 pending.first_sent = pending.sent
-            queues.setdefault((pending.shard, kind_of(pending)), deque()).append(pending)
+            queues.setdefault((pending.shard, kind_of(pending)), ClientQueue()).append(pending)
         while queues:
             batches = [CallBatch(*key, taken) for key, queue in queues.items() if (taken := _take_unsent(queue))]
             await self._learn_the_time(link)
@@ -256,7 +252,7 @@ async def _redis_ahead_ms(link: Link) -> float:
     return clock_ms(told) - time.monotonic() * 1000
 
 
-def _take_unsent(queue: deque[PendingRequest]) -> list[PendingRequest]:
+def _take_unsent(queue: ClientQueue) -> list[PendingRequest]:
     taken: list[PendingRequest] = []
     size = 0
     while queue and len(taken) < SCRIPT_STEPS_MAX and size < SCRIPT_BYTES_MAX:
@@ -288,10 +284,10 @@ def _worth_sending(requests: Iterable[PendingRequest], behind: Iterable[PendingR
     return worth[::-1]
 
 
-def _take_of_one_load(queue: deque[PendingRequest]) -> list[PendingRequest]:
-    load = model_load(queue[0])
+def _take_of_one_load(queue: ClientQueue) -> list[PendingRequest]:
+    load = model_load(next(iter(queue)))
     taken: list[PendingRequest] = []
-    while queue and len(taken) < SCRIPT_STEPS_MAX and model_load(queue[0]) == load:
+    while queue and len(taken) < SCRIPT_STEPS_MAX and model_load(next(iter(queue))) == load:
         taken.append(queue.popleft())
     return taken
 

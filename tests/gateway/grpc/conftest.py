@@ -54,9 +54,14 @@ class InferenceTwin(Inference):
         return ConnectionSequences(lambda _: None)
 
     def submit(
-        self, call: InferCall, connection: ConnectionSequences | None = None, on_open: OnOpen | None = None
+        self,
+        call: InferCall,
+        connection: ConnectionSequences | None = None,
+        on_open: OnOpen | None = None,
+        *,
+        client: str = "",
     ) -> asyncio.Future[Answer]:
-        del on_open
+        del on_open, client
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self.calls.append(call)
         self.futures.append(future)

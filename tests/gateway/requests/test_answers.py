@@ -31,7 +31,7 @@ class Request(OpenRequest):
 class InferenceTwin:
     unread: UnreadAnswers
 
-    def submit(self, _call: Any, *, on_open: OnOpen) -> asyncio.Future[Answer]:
+    def submit(self, _call: Any, *, on_open: OnOpen, client: str) -> asyncio.Future[Answer]:
         self.request = Request()
         on_open(self.request)
         return self.request.future
@@ -55,7 +55,7 @@ async def test_answers_that_are_not_taken_go_when_their_request_fails(
     if bound == "of one request":
         monkeypatch.setattr(answers, "UNTAKEN_BYTES_MAX", 10 * ENTRY_BYTES)
     async with nothing_stays(Kept):
-        given = answers_of(cast("Inference", twin := InferenceTwin(unread)), cast("Any", None))
+        given = answers_of(cast("Inference", twin := InferenceTwin(unread)), cast("Any", None), "")
         take = twin.request.take
         assert take is not None
         while not twin.request.future.done():
@@ -69,7 +69,7 @@ async def test_answers_that_are_not_taken_go_when_their_request_fails(
 async def test_one_answer_is_never_too_many(monkeypatch: pytest.MonkeyPatch, bound: str) -> None:
     unread = UnreadAnswers(ENTRY_BYTES // 2 if bound == "of all" else UNLIMITED)
     monkeypatch.setattr(answers, "UNTAKEN_BYTES_MAX", ENTRY_BYTES // 2)
-    given = answers_of(cast("Inference", twin := InferenceTwin(unread)), cast("Any", None))
+    given = answers_of(cast("Inference", twin := InferenceTwin(unread)), cast("Any", None), "")
     take = twin.request.take
     assert take is not None
     for large in (answer(), answer()):
@@ -82,7 +82,7 @@ async def test_one_answer_is_never_too_many(monkeypatch: pytest.MonkeyPatch, bou
 async def test_a_request_that_its_client_leaves_stays_in_no_cycle() -> None:
     """Its inputs may be large."""
     async with nothing_stays(Request, Kept):
-        given = answers_of(cast("Inference", twin := InferenceTwin(UnreadAnswers(1 << 40))), cast("Any", None))
+        given = answers_of(cast("Inference", twin := InferenceTwin(UnreadAnswers(1 << 40))), cast("Any", None), "")
         take = twin.request.take
         assert take is not None
         for _ in range(3):

@@ -196,8 +196,8 @@ def answering(monkeypatch: pytest.MonkeyPatch, story: Story) -> None:
             async for each in answers:
                 yield each
 
-    def answers_of(inference: Inference, call: InferCall) -> AsyncGenerator[Answer | MeshError]:
-        return told(ANSWERS_OF(inference, call))
+    def answers_of(inference: Inference, call: InferCall, client: str) -> AsyncGenerator[Answer | MeshError]:
+        return told(ANSWERS_OF(inference, call, client))
 
     monkeypatch.setattr(generate, "answers_of", answers_of)
 

@@ -63,7 +63,7 @@ class Player:
         connection = ConnectionSequences(lambda _: None)
         call = InferCall("e", trace_headers={"traceparent": "odd"})
         waiting = WaitingBytes("e", self.unread, self.fail)
-        context = RequestContext(services, call, connection, 0, None, "", None, waiting)
+        context = RequestContext(services, call, connection, "", 0, None, "", None, waiting)
         self.run = StageRun(context, of.stages, {"I": HeldTensor(tensor("I"), 1)}, self.given.append)
         self.run.begin()
 
