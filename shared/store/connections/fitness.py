@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from redis.exceptions import NoPermissionError, ResponseError
@@ -127,12 +128,10 @@ async def value_bytes_max(redis: Redis) -> int:
     """The largest value that every server takes, bytes; VALUE_BYTES_MAX if they do not tell, and at most."""
     told = [VALUE_BYTES_MAX]
     for server in (await redis.servers()).values():
-        try:
+        with suppress(ResponseError, *CONNECTION_LOST):
             asked = server.config_get("proto-max-bulk-len", "client-query-buffer-limit")
             config: dict[str, str] = await within_patience(asked)
             told += (int(limit) - ENVELOPE_BYTES for limit in config.values() if limit.isdecimal())
-        except (ResponseError, *CONNECTION_LOST):
-            continue
     return min(told)
 
 
