@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
+
+from gateway.bounds.client_queue import ClientQueue
 
 T = TypeVar("T")
 
@@ -16,14 +17,13 @@ class FairLock:
 
     def __init__(self) -> None:
         self._is_held = False
-        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
-        """By client. The client whose turn it is comes first."""
+        self._waiting = ClientQueue[asyncio.Future[None]]()
 
     @asynccontextmanager
     async def held(self, client: str) -> AsyncGenerator[None]:
         if self._is_held:
             come = asyncio.get_running_loop().create_future()
-            self._waiting.setdefault(client, deque()).append(come)
+            self._waiting.append(client, come)
             try:
                 await come
             except asyncio.CancelledError:
@@ -45,10 +45,7 @@ class FairLock:
     def _hand_on(self) -> None:
         self._is_held = False
         while self._waiting and not self._is_held:
-            client, waiting = self._waiting.popitem(last=False)
-            come = waiting.popleft()
-            if waiting:
-                self._waiting[client] = waiting
+            come = self._waiting.popleft()
             if not come.done():
                 self._is_held = True
                 come.set_result(None)

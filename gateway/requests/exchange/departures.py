@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from gateway.requests.exchange.client_queue import ClientQueue
+from gateway.bounds.client_queue import ClientQueue
 from gateway.requests.exchange.replies import unknown_outcome
 from gateway.requests.exchange.script_calls import (
     WITHDRAWAL_OF,
@@ -73,7 +73,7 @@ class Departures:
         self._trips = RoundTrips(scripts, link, "requests")
         self._calls = calls
         self._settle = settle
-        self._queues = {(shard, kind): ClientQueue() for shard in shards for kind in CallKind}
+        self._queues = {(shard, kind): ClientQueue[PendingRequest]() for shard in shards for kind in CallKind}
         self._left, self._left_bytes = dict.fromkeys(self._queues, 0), dict.fromkeys(self._queues, 0)
         self._again: Sequence[CallBatch] = ()
         self._down_since: float | None = None
@@ -85,7 +85,7 @@ class Departures:
 
     def put(self, pending: PendingRequest, kind: CallKind) -> None:
         """Queues a request for the next round trip."""
-        self._queues[pending.shard, kind].append(pending)
+        self._queues[pending.shard, kind].append(pending.client, pending)
         self._trips.due()
 
     def forget(self, pending: PendingRequest) -> None:
@@ -102,7 +102,10 @@ class Departures:
         is_large = self._left_bytes[key] > LEFT_BYTES_MAX
         if 2 * self._left[key] >= len(queue) or is_large:
             self._left[key] = self._left_bytes[key] = 0
-            queue.replace([one for one in queue if not one.future.done()] if is_large else _worth_sending(queue))
+            wanted = [one for one in queue if not one.future.done()] if is_large else _worth_sending(queue)
+            queue.clear()
+            for one in wanted:
+                queue.append(one.client, one)
 
     async def run(self) -> None:
         await self._trips.run(self._depart)
@@ -187,11 +190,12 @@ class Departures:
         """Sends accepted, repeatable requests again, in their order, over a link of their own: the server knows them
         already, or accepts them once more. Raises one of CONNECTION_LOST.
         """
-        queues: dict[tuple[ShardId, CallKind], ClientQueue] = {}
+        queues: dict[tuple[ShardId, CallKind], ClientQueue[PendingRequest]] = {}
         for pending in requests:
             if pending.first_sent is None:
                 pending.first_sent = pending.sent
-            queues.setdefault((pending.shard, kind_of(pending)), ClientQueue()).append(pending)
+            queue = queues.setdefault((pending.shard, kind_of(pending)), ClientQueue())
+            queue.append(pending.client, pending)
         while queues:
             batches = [CallBatch(*key, taken) for key, queue in queues.items() if (taken := _take_unsent(queue))]
             await self._learn_the_time(link)
@@ -252,7 +256,7 @@ async def _redis_ahead_ms(link: Link) -> float:
     return clock_ms(told) - time.monotonic() * 1000
 
 
-def _take_unsent(queue: ClientQueue) -> list[PendingRequest]:
+def _take_unsent(queue: ClientQueue[PendingRequest]) -> list[PendingRequest]:
     taken: list[PendingRequest] = []
     size = 0
     while queue and len(taken) < SCRIPT_STEPS_MAX and size < SCRIPT_BYTES_MAX:
@@ -284,7 +288,7 @@ def _worth_sending(requests: Iterable[PendingRequest], behind: Iterable[PendingR
     return worth[::-1]
 
 
-def _take_of_one_load(queue: ClientQueue) -> list[PendingRequest]:
+def _take_of_one_load(queue: ClientQueue[PendingRequest]) -> list[PendingRequest]:
     load = model_load(next(iter(queue)))
     taken: list[PendingRequest] = []
     while queue and len(taken) < SCRIPT_STEPS_MAX and model_load(next(iter(queue))) == load:

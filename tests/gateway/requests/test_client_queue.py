@@ -1,4 +1,4 @@
-"""Clients take turns on their requests' way to Redis (`gateway.requests.exchange.client_queue`)."""
+"""Clients take turns, on their requests' way to Redis for instance (`gateway.bounds.client_queue`)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections import defaultdict
 
 import pytest
 
+from gateway.bounds.client_queue import ClientQueue
 from gateway.parts import GatewayParts
-from gateway.requests.exchange.client_queue import ClientQueue
 from gateway.requests.waiting import PendingRequest
 from shared.contract.model_config import ModelConfig
 from tests.gateway.fake_executor import FakeExecutor
@@ -25,10 +25,10 @@ def request(client: str, number: int) -> PendingRequest:
 
 
 def test_clients_take_turns_and_each_ones_requests_leave_in_their_order() -> None:
-    queue = ClientQueue()
+    queue = ClientQueue[PendingRequest]()
     for client, count in (("a", 4), ("b", 1), ("c", 2)):
         for number in range(count):
-            queue.append(request(client, number))
+            queue.append(client, request(client, number))
 
     assert ["a0", "b0", "c0", "a1", "c1", "a2", "a3"] == [queue.popleft().token for _ in range(len(queue))]
     assert not queue
@@ -36,7 +36,7 @@ def test_clients_take_turns_and_each_ones_requests_leave_in_their_order() -> Non
 
 @pytest.mark.parametrize("seed", range(20))
 def test_nothing_is_lost_or_overtaken_by_what_its_own_client_sent_later(seed: int) -> None:
-    chance, queue = random.Random(seed), ClientQueue()
+    chance, queue = random.Random(seed), ClientQueue[PendingRequest]()
     sent, left = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
     for number in range(400):
         if queue and chance.random() < 0.45:
@@ -49,11 +49,13 @@ def test_nothing_is_lost_or_overtaken_by_what_its_own_client_sent_later(seed: in
             kept = [one for one in queue if chance.random() < 0.8]
             for client in sent:
                 sent[client] = [*left[client], *(one.token for one in kept if one.client == client)]
-            queue.replace(kept)
+            queue.clear()
+            for one in kept:
+                queue.append(one.client, one)
         else:
             new = request(chance.choice("abc"), number)
             sent[new.client].append(new.token)
-            queue.append(new)
+            queue.append(new.client, new)
         assert len(queue) == len(list(queue))
     while queue:
         gone = queue.popleft()
