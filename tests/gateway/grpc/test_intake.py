@@ -111,12 +111,8 @@ async def refusal(call: Any) -> grpc.aio.AioRpcError:
 # -- turns ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("is_packed", [False, True], ids=["plain", "packed"])
-@pytest.mark.parametrize("path", [INFER, STREAM])
-async def test_of_the_messages_that_end_at_one_moment_some_are_decoded_in_a_turn_of_the_loop(
-    server: GrpcServer, monkeypatch: pytest.MonkeyPatch, path: str, *, is_packed: bool
-) -> None:
-    """Large ones, and those that may unpack to large ones: each may take milliseconds."""
+def turns_of_decoding(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of the loop's turn in which each message is decoded, as they come. One may begin in each turn."""
     turns, seen = LoopTurns(), list[int]()
 
     def noted(raw: bytes, kind: Any) -> Any:
@@ -125,6 +121,16 @@ async def test_of_the_messages_that_end_at_one_moment_some_are_decoded_in_a_turn
 
     monkeypatch.setattr(intake, "decoded", noted)
     monkeypatch.setattr("gateway.ports.turns.ENTERING_MAX", 1)
+    return seen
+
+
+@pytest.mark.parametrize("is_packed", [False, True], ids=["plain", "packed"])
+@pytest.mark.parametrize("path", [INFER, STREAM])
+async def test_of_the_messages_that_end_at_one_moment_some_are_decoded_in_a_turn_of_the_loop(
+    server: GrpcServer, monkeypatch: pytest.MonkeyPatch, path: str, *, is_packed: bool
+) -> None:
+    """Large ones, and those that may unpack to large ones: each may take milliseconds."""
+    seen = turns_of_decoding(monkeypatch)
     message = prefixed(sized(intake.QUICK_BYTES), "gzip" if is_packed else "identity")
     assert message[0] == is_packed
     async with peer_of(server.port) as peer:
@@ -145,14 +151,7 @@ async def test_of_the_messages_that_a_stream_was_sent_ahead_some_are_decoded_in_
     server: GrpcServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Small ones, too: a window may hold a thousand of them."""
-    turns, seen = LoopTurns(), list[int]()
-
-    def noted(raw: bytes, kind: Any) -> Any:
-        seen.append(turns.number)
-        return decoded(raw, kind)
-
-    monkeypatch.setattr(intake, "decoded", noted)
-    monkeypatch.setattr("gateway.ports.turns.ENTERING_MAX", 1)
+    seen = turns_of_decoding(monkeypatch)
     monkeypatch.setattr("gateway.grpc.wire.rpc.AHEAD_MAX", 1)
     async with peer_of(server.port) as peer:
         stream = peer.call(STREAM)
