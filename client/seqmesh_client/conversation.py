@@ -11,7 +11,7 @@ import secrets
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, Protocol, TypeVar, cast
 
@@ -76,10 +76,14 @@ ResultT = TypeVar("ResultT")
 Program = Generator[Wish, Any, ResultT]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Mesh:
-    """What is known of the servers. numbered: by gateway; inputs: datatypes by name, by model and version; unanswered:
-    when the first call failed, and when the log told of it, where no gateway had answered before
+    """What is known of the servers.
+
+    numbered       by gateway
+    inputs         datatypes by name, by model and version
+    failing_since  when the first call failed, where no gateway had answered before; None: none has failed so
+    is_told        the log has told of that
     """
 
     gateways: Sequence[str]
@@ -87,15 +91,17 @@ class Mesh:
     strict: bool
     numbered: dict[int, bool]
     inputs: dict[tuple[str, str], Mapping[str, str]]
-    unanswered: list[float] = field(default_factory=list[float])
+    failing_since: float | None = None
+    is_told: bool = False
 
     def failed(self, trouble: str, now: float) -> None:
         """A call failed. The log tells of it once, where none has succeeded: the caller may wait for a minute."""
-        if self.numbered or self.inputs or len(self.unanswered) > 1:
+        if self.numbered or self.inputs or self.is_told:
             return
-        if not self.unanswered or now - self.unanswered[0] >= UNANSWERED_S:
-            self.unanswered.append(now)
-        if len(self.unanswered) > 1:
+        if self.failing_since is None:
+            self.failing_since = now
+        elif now - self.failing_since >= UNANSWERED_S:
+            self.is_told = True
             LOG.warning("no gateway has answered yet, trying again: %s", trouble)
 
 
