@@ -8,5 +8,7 @@ export default {
     // No inline scripts and no data: URLs of scripts: the console's content security policy forbids them.
     modulePreload: false,
     assetsInlineLimit: 0,
+    // What is built in asks that its licence goes with every copy.
+    license: { fileName: "licenses.md" },
   },
 };

@@ -42,3 +42,10 @@ def test_the_page_loads_nothing_from_another_host_and_nothing_inline() -> None:
     assert all(name.startswith("/assets/") and name[1:] in files for name in named)
     assert [] == re.findall(r"<style|<script(?![^>]*src=)|\son\w+=", page)
     assert b"url(http" not in b"".join(files.values())
+
+
+def test_the_page_goes_with_the_licence_of_all_that_is_built_into_it() -> None:
+    licences = (STATIC / "licenses.md").read_text()
+
+    for name, version in json.loads((WEB / "package.json").read_text())["dependencies"].items():
+        assert f"## {name} - {version} " in licences
