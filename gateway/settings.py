@@ -188,8 +188,9 @@ class GatewaySettings(MetricsSettings):
     )
     grpc_max_concurrent_rpcs: int = setting(
         0,
-        help="RPCs that are served at once, each stream as one; beyond it, and beyond seven eighths of it of one "
-        "client, callers get RESOURCE_EXHAUSTED. 0: 10000, less where --memory-max is below 2.7 GiB.",
+        help="RPCs that are served at once, each stream as one; beyond it, and beyond seven eighths of what others "
+        "leave of it for one client, callers get RESOURCE_EXHAUSTED. 0: 10000, less where --memory-max is below "
+        "2.7 GiB.",
         minimum=0,
     )
     http_max_input_size: int = setting(
@@ -243,7 +244,7 @@ class GatewaySettings(MetricsSettings):
     max_requests_in_flight: int = setting(
         10_000,
         help="Requests waiting for an answer; beyond it callers get 503 / UNAVAILABLE. An eighth of it is for steps "
-        "that go on with their sequence alone.",
+        "that go on with their sequence alone. One client may have seven eighths of what the others leave.",
         group="Bounds",
         minimum=1,
     )
@@ -251,8 +252,8 @@ class GatewaySettings(MetricsSettings):
         0,
         help="Bytes of requests, together: HTTP bodies that are being received, what decoding bodies and gRPC messages "
         "takes, and inputs, parameters and ids of requests that wait for an answer. Beyond it callers get 503 / "
-        "UNAVAILABLE; an eighth of it is for requests of up to 16 KiB alone. Redis holds the requests that wait, too. "
-        "0: a quarter of --memory-max, at most 1 GiB.",
+        "UNAVAILABLE; an eighth of it is for requests of up to 16 KiB alone. One client may have seven eighths of what "
+        "the others leave. Redis holds the requests that wait, too. 0: a quarter of --memory-max, at most 1 GiB.",
         unit="bytes",
         minimum=0,
     )

@@ -3,7 +3,8 @@
 A body with an announced length counts at once; a body without one counts as it arrives. When a request is admitted, its
 count changes from the bytes of its body to the bytes of its input tensors, in one turn of the event loop.
 
-A request that does not fit is refused at once. Requests that were accepted before are never dropped for it.
+A request that does not fit is refused at once. Requests that were accepted before are never dropped for it. A client
+that has nearly all of the bound is refused before others are (`gateway.bounds.client_shares`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Self
 
+from gateway.bounds.client_shares import ClientShares
 from gateway.bounds.fair_lock import FairLock
 from gateway.bounds.memory import MemoryBound
 from shared.contract.errors import Code, RequestError, UnavailableError
@@ -21,7 +23,7 @@ bodies that are announced and do not come, and large requests that wait, keep no
 
 
 class ByteBudget:
-    """Counts the bytes of requests that a gateway holds.
+    """Counts the bytes of requests that a gateway holds. Where a client is asked for, "" is the gateway itself.
 
     bytes_max  bound; a request that does not fit is refused
     memory     while it is full, every request is refused
@@ -29,54 +31,68 @@ class ByteBudget:
 
     def __init__(self, bytes_max: int, memory: MemoryBound | None = None) -> None:
         self.bytes_max = bytes_max
-        self.taken = 0
         self.decoding = FairLock()
         """Held while something large is decoded in a thread. Decoding takes many times its size: one goes at a time."""
         self._memory = memory or MemoryBound()
+        self._shares = ClientShares()
 
-    def take(self, size: int, *, own: int = 0) -> None:
+    @property
+    def taken(self) -> int:
+        return self._shares.taken
+
+    def take(self, size: int, client: str = "", *, own: int = 0) -> None:
         """Takes `size` bytes of the budget; the caller gives them back exactly once.
 
         own     bytes of the budget that this request has taken already
-        raises  UnavailableError when the bytes do not fit. A request larger than the whole budget is taken if it is the
-                only one
+        raises  UnavailableError when the bytes do not fit. A request larger than the whole budget, or than the client's
+                part of it, is taken if it is the only one, or the client's only one
         """
         if self._memory.is_full:
             raise self._memory.refusal()
-        others = self.taken - own
-        most = self.bytes_max if own + size <= SMALL_BYTES else self.bytes_max - self.bytes_max // 8
-        if others and self.taken + size > most:
-            raise UnavailableError(
-                f"the gateway has requests of {others} bytes in flight, of at most {most}, and this one has "
-                f"{own + size}: try again later"
-            )
-        self.taken += size
+        # With less than half of the budget nobody has more than its part.
+        if self._shares.taken + size > self.bytes_max // 2:
+            self._check(size, client, own)
+        self._shares.take(client, size)
 
-    def add(self, size: int) -> None:
+    def _check(self, size: int, client: str, own: int) -> None:
+        size += own
+        is_small = size <= SMALL_BYTES
+        room = self.bytes_max if is_small else self.bytes_max - self.bytes_max // 8
+        share = self._shares.most(client, room, is_small=is_small)
+        others, of_client = self.taken - own, self._shares.of(client) - own
+        for who, held, most in (("the gateway", others, room), ("this client", of_client, share)):
+            if held and held + size > most:
+                raise UnavailableError(
+                    f"{who} has requests of {held} bytes in flight, of at most {most}, and this one has {size}: try "
+                    "again later"
+                )
+
+    def add(self, size: int, client: str = "") -> None:
         """Takes bytes that must be held whatever the bound, because their request was let in. They are given back."""
-        self.taken += size
+        self._shares.take(client, size)
 
-    def give_back(self, size: int) -> None:
-        self.taken -= size
+    def give_back(self, size: int, client: str = "") -> None:
+        self._shares.take(client, -size)
 
-    def reserve(self) -> Reservation:
+    def reserve(self, client: str = "") -> Reservation:
         """A reservation, still empty, for a body that is about to be received."""
-        return Reservation(self)
+        return Reservation(self, client)
 
 
 class Reservation:
     """The part of the budget that one body has taken. A context manager: its exit gives all of it back."""
 
-    __slots__ = ("_budget", "_size")
+    __slots__ = ("_budget", "_client", "_size")
 
-    def __init__(self, budget: ByteBudget) -> None:
+    def __init__(self, budget: ByteBudget, client: str) -> None:
         self._budget = budget
+        self._client = client
         self._size = 0
 
     def hold(self, size: int) -> None:
         """Grows the reservation to at least `size` bytes. Raises UnavailableError (see `ByteBudget.take`)."""
         if size > self._size:
-            self._budget.take(size - self._size, own=self._size)
+            self._budget.take(size - self._size, self._client, own=self._size)
             self._size = size
 
     def hold_decoded(self, size: int, weight: int) -> None:
@@ -93,7 +109,7 @@ class Reservation:
         self.hold(size + weight)
 
     def leave(self) -> None:
-        self._budget.give_back(self._size)
+        self._budget.give_back(self._size, self._client)
         self._size = 0
 
     def __enter__(self) -> Self:

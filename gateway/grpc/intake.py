@@ -68,7 +68,7 @@ class Intake:
 
     async def _in_turn(self, rpc: Rpc, raw: bytes, kind: Any) -> AnyMessage:
         """A message that waits for its turn to be unpacked and decoded, and is counted meanwhile."""
-        with self._budget.reserve() as reservation:
+        with self._budget.reserve(rpc.client) as reservation:
             reservation.hold(len(raw))
             await rpc.turn()
             if isinstance(raw, Packed):

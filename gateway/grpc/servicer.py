@@ -185,7 +185,7 @@ class InferenceServicer:
         raises  UnavailableError when there is no room for it
         """
         budget = self._inference.budget
-        with budget.reserve() as reservation:
+        with budget.reserve(rpc.client) as reservation:
             reservation.hold(rpc.message_bytes)
             return await budget.decoding.in_thread(rpc.client, decode, *given)
 

@@ -15,6 +15,7 @@ from functools import partial
 import msgspec
 
 from gateway.bounds.byte_budget import ByteBudget
+from gateway.bounds.client_shares import ClientShares
 from gateway.bounds.unread_answers import UnreadAnswers
 from gateway.models.catalog import Catalog
 from gateway.requests.admission import Admitted, admit, admit_end
@@ -86,6 +87,7 @@ class Inference:
         self._tracing = tracing
         self._notices = notices
         self._in_flight_max = in_flight_max
+        self._submitted = ClientShares()
         self.budget = budget
         self.unread = unread
         self._request_bytes_max = request_bytes_max
@@ -149,15 +151,23 @@ class Inference:
             record, _ = self._catalog.find(model, version)
         return record
 
-    def _check_room(self, *, goes_on: bool = False) -> None:
-        """Raises UnavailableError if no further request may be in flight.
+    def _check_room(self, client: str = "", *, goes_on: bool = False) -> None:
+        """Raises UnavailableError if no further request, or none of this client, may be in flight.
 
         goes_on  with a sequence. An eighth of the room is for these alone: others wait for a slot, or in a queue, for
                  as long as it takes, and would keep out the live sequences of all models
         """
         most = self._in_flight_max - (0 if goes_on else self._in_flight_max // 8)
-        if self.in_flight >= most:
+        if (in_flight := self.in_flight) < most // 2:
+            return  # Nobody has more than its part.
+        if in_flight >= most:
             raise UnavailableError(f"the gateway has {most} requests in flight, which is its limit: try again later")
+        of_client, share = self._submitted.of(client), self._submitted.most(client, most, is_small=goes_on)
+        if of_client and of_client >= share:
+            raise UnavailableError(
+                f"this client has {of_client} requests in flight, and others need room beside the {share} that it may "
+                "have: try again later"
+            )
 
     def submit(
         self,
@@ -173,13 +183,17 @@ class Inference:
         """
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         size = input_bytes(call)
+        if call.tenant:
+            # Behind a proxy that names them, all clients have one address.
+            client = f"{client} {self._allowances.counted_as(call.tenant)}"
         try:
-            self._check_room(goes_on=bool(call.correlation_id) and not call.start)
+            self._check_room(client, goes_on=bool(call.correlation_id) and not call.start)
             self._check_size(call, size)
-            self.budget.take(size)
+            self.budget.take(size, client)
         except MeshError as error:
             future.set_exception(error.released())
             return future
+        self._submitted.take(client, 1)
         sent = None
         try:
             # The gateway's own limit applies only to requests that came without a timeout.
@@ -191,10 +205,15 @@ class Inference:
             # Given back in `_ended`: each callback of a future is scheduled on its own.
             sent.held_bytes = size
         elif future.done():
-            self.budget.give_back(size)
+            self._give_back(client, size)
         else:
-            future.add_done_callback(lambda _: self.budget.give_back(size))
+            future.add_done_callback(lambda _: self._give_back(client, size))
         return future
+
+    def _give_back(self, client: str, size: int) -> None:
+        """A request of this client is not in flight any more, nor are its bytes."""
+        self._submitted.take(client, -1)
+        self.budget.give_back(size, client)
 
     def _arrive(self, call: InferCall, caller: Caller) -> PendingRequest | None:
         """As `_enter`, but not before the request's tenant may send it: it is None then."""
@@ -357,7 +376,8 @@ class Inference:
 
     def _ended(self, pending: PendingRequest, future: asyncio.Future[Answer]) -> None:
         self._replies.forget(pending)
-        self.budget.give_back(pending.held_bytes)
+        if pending.held_bytes is not None:
+            self._give_back(pending.client, pending.held_bytes)
         if pending.limit is not None:
             pending.limit.cancel()
         if pending.span is not NO_STEP:

@@ -140,7 +140,8 @@ class PendingRequest(OpenRequest):
     early       the last answer, if it came before `accepted`, of a request that asked for the name of its run
     wait        of a request that has asked about its wait for a slot; else None
     withdrawn   the client has left, and the request is to be taken back
-    held_bytes  what it has of the gateway's budget; given back when its future ends
+    held_bytes  what it has of the gateway's budget. It is in flight until its future ends, and then gives them back.
+                None: this counts elsewhere
     sent        when it was last sent, 0 while it is queued for the first time; seconds, monotonic clock
     first_sent  when it was first sent, if the outcome of that attempt is unknown; seconds, monotonic clock
     redis_ahead_ms  what the clock of Redis had more than the monotonic one before it was first sent
@@ -152,7 +153,7 @@ class PendingRequest(OpenRequest):
     early: ReplyMessage | None = None
     wait: SlotWait | None = None
     withdrawn: bool = False
-    held_bytes: int = 0
+    held_bytes: int | None = None
     sent: float = 0.0
     first_sent: float | None = None
     redis_ahead_ms: float = 0.0

@@ -132,7 +132,7 @@ async def read_object(scope: Scope, receive: Receive, bounds: BodyBounds, *, opt
     optional  a body of nothing but spaces counts as an object without members
     raises    as `read_body` and `parse_object`
     """
-    with bounds.budget.reserve() as reservation:
+    with bounds.budget.reserve(client_in(scope)) as reservation:
         body = await read_body(receive, read_headers(scope), bounds.size_max, reservation)
         if optional and not body.strip():
             return {}

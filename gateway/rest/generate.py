@@ -125,7 +125,7 @@ class Generate:
         def decoded(body: bytes, call: InferCall) -> tuple[InferCall, None]:
             return decode_generate(body, call, record.config), None
 
-        with self._inference.budget.reserve() as reservation:
+        with self._inference.budget.reserve(client_in(scope)) as reservation:
             call, _ = await self._receiver.call(scope, receive, headers, reservation, decoded)
         answers = answers_of(self._inference, call, client_in(scope))
         del call  # it is not needed while the answers are awaited

@@ -65,7 +65,7 @@ class Infer:
         """POST .../infer: one inference. The answer comes as JSON, with binary data of tensors behind it if wanted."""
         headers = read_headers(scope)
         decoded = partial(self._decode, header_length=headers.header_length)
-        with self._inference.budget.reserve() as reservation:
+        with self._inference.budget.reserve(client_in(scope)) as reservation:
             call, forms = await self._receiver.call(scope, receive, headers, reservation, decoded)
         future = self._inference.submit(call, client=client_in(scope))
         del call  # it is not needed while the answer is awaited, and taken

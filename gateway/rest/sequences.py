@@ -181,7 +181,7 @@ class SequenceRoutes:
     async def _export(self, scope: Scope, send: Send, sequence: SequenceId) -> None:
         """One at a time, and within the budget of requests: a state may be large. The turn ends before the client
         reads: it may be slow."""
-        with self._bounds.budget.reserve() as reservation:
+        with self._bounds.budget.reserve(client_in(scope)) as reservation:
             async with self._turn.held(client_in(scope)):
                 reservation.hold(COPIES_AT_ONCE * await self._sequences.export_bytes(sequence))
                 exported = await self._sequences.export_when_idle(sequence)
@@ -194,7 +194,7 @@ class SequenceRoutes:
         """POST .../sequences: opens an exported sequence of the model. It goes on with its next step."""
         model, version = self._served(scope)
         query = _query(scope, IMPORT_QUERY)
-        with self._bounds.budget.reserve() as reservation:
+        with self._bounds.budget.reserve(client_in(scope)) as reservation:
             data = await read_body(receive, read_headers(scope), self._bounds.size_max, reservation)
             async with self._turn.held(client_in(scope)):
                 reservation.hold(COPIES_AT_ONCE * len(data))

@@ -33,7 +33,8 @@ class RpcLimit:
         self.open += 1
         self._of_client[client] += 1
         spare = SPARE if path in HEALTH else 0
-        is_within = self.open <= self.most + spare and self._of_client[client] <= of_one_client(self.most) + spare
+        mine = self._of_client[client]
+        is_within = self.open <= self.most + spare and mine <= of_one_client(self.most - (self.open - mine)) + spare
         self.refused += not is_within
         return is_within
 

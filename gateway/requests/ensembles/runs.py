@@ -72,14 +72,15 @@ class EnsembleServices:
     """What the runs of all requests share.
 
     send   sends the request of a step
-    hold   counts bytes of tensors that this gateway holds between steps, negative ones when they are given back
+    hold   counts bytes of tensors that this gateway holds between steps, negative ones when they are given back, as
+           those of a client
     """
 
     dispatch: Dispatch
     replies: Replies
     notices: Notices
     send: SendRequest
-    hold: Callable[[int], None]
+    hold: Callable[[int, str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +239,7 @@ class StageRun:
         planned = self._plan.steps[step.index]
         future: asyncio.Future[Answer] = self._loop.create_future()
         size = sum(len(tensor.raw) for tensor in step.inputs)
-        self._of.hold(size)
+        self._of.hold(size, self._context.client)
         try:
             self._pending[step.index] = self._of.send(
                 self._inner_call(planned, step),
@@ -252,7 +253,7 @@ class StageRun:
             told = told_of(error, "step of an ensemble failed unexpectedly", model=planned.config.name)
             future.set_exception(told)
         # Behind the callbacks of the request itself: its span ends within that of the whole request.
-        future.add_done_callback(lambda _: self._of.hold(-size))
+        future.add_done_callback(lambda _: self._of.hold(-size, self._context.client))
         future.add_done_callback(partial(self._done, step.index))
 
     def _inner_call(self, planned: PlannedStep, step: SendStep) -> InferCall:

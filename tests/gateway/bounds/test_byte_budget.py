@@ -77,6 +77,33 @@ def test_large_ones_leave_room_for_small_ones() -> None:
         budget.take(1)
 
 
+def test_a_client_with_many_requests_leaves_room_to_others() -> None:
+    budget = ByteBudget(640 * SMALL_BYTES)
+
+    def takes_all(client: str, size: int) -> str:
+        while True:
+            try:
+                budget.take(size, client)
+            except UnavailableError as refusal:
+                return refusal.message
+
+    assert "this client has requests of 8011776 bytes in flight, of at most 8028160, " in takes_all("greedy", 49152)
+    budget.take(4 * 49152, "other")
+    budget.give_back(4 * 49152, "other")
+    assert "this client has requests of 10321920 bytes " in takes_all("greedy", SMALL_BYTES)
+    assert "this client has requests of 147456 bytes " in takes_all("other", SMALL_BYTES)
+
+
+def test_the_only_request_of_a_client_may_be_larger_than_its_part() -> None:
+    budget = ByteBudget(640 * SMALL_BYTES)
+    budget.take(100, "other")
+    budget.take(520 * SMALL_BYTES, "client")
+
+    with pytest.raises(UnavailableError, match="this client has"):
+        budget.take(2 * SMALL_BYTES, "client")
+    budget.take(2 * SMALL_BYTES, "other")
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_nobody_gets_more_than_there_is(seed: int) -> None:
     chance = random.Random(seed)

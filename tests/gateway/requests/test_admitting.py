@@ -17,6 +17,7 @@ from gateway.parts import GatewayParts
 from gateway.requests import inference
 from gateway.requests.allowances import Allowances, Enters
 from gateway.requests.infer_call import InferCall
+from gateway.requests.waiting import Answer
 from shared.contract.errors import Code, MeshError, RequestError, UnavailableError
 from shared.contract.tenants import TenantLimits
 from shared.store.keyspace import Keyspace
@@ -179,6 +180,43 @@ async def test_requests_that_wait_leave_room_to_those_that_go_on(
     for look in looks:
         look()
     await asyncio.gather(*waiting, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    ("greedy", "other"), [(("a", ""), ("b", "")), (("a", "acme"), ("a", "")), (("a", "acme"), ("a", "umbrella"))]
+)
+@pytest.mark.settings(max_requests_in_flight=128)
+async def test_a_client_whose_requests_wait_leaves_room_to_others(
+    parts: GatewayParts,
+    keys: Keyspace,
+    executor: FakeExecutor,
+    monkeypatch: pytest.MonkeyPatch,
+    greedy: tuple[str, str],
+    other: tuple[str, str],
+) -> None:
+    """A client is an address; behind a proxy, a tenant with limits of its own."""
+    await StoredTenants(executor.redis, keys).set("acme", TenantLimits(live_max=1000))
+    await parts.tenants.refresh()
+    await parts.inference.submit(step(1, start=True))
+    looks = looks_that_wait(monkeypatch)
+
+    def sent(whose: tuple[str, str], call: InferCall) -> asyncio.Future[Answer]:
+        client, tenant = whose
+        return parts.inference.submit(msgspec.structs.replace(call, tenant=tenant), client=client)
+
+    waiting = [sent(greedy, InferCall("not_there_yet")) for _ in range(98)]
+    refused = str(sent(greedy, InferCall("not_there_yet")).exception())
+    assert "this client has 98 requests in flight, and others need room beside the 98 that it may have" in refused
+    waiting.append(sent(other, InferCall("not_there_yet")))
+    going_on = InferCall("not_there_yet", correlation_id=1)
+    waiting += [sent(greedy, going_on) for _ in range(28)]
+    assert "this client has 126 requests in flight, " in str(sent(greedy, going_on).exception())
+
+    assert 3 == total(await sent(other, step(2)))
+    for look in looks:
+        look()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    assert 0 == parts.inference._submitted.taken
 
 
 @pytest.mark.settings(request_timeout_ms=50)

@@ -8,7 +8,7 @@ import gzip
 import json
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import aiohttp
@@ -81,8 +81,10 @@ class Client:
 
 
 @asynccontextmanager
-async def connected(gateway: RunningGateway) -> AsyncGenerator[Client]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.addresses.http_port)
+async def connected(gateway: RunningGateway, address: str = "127.0.0.1") -> AsyncGenerator[Client]:
+    """address: which client it is"""
+    port = gateway.addresses.http_port
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(address, 0))
     try:
         yield Client(reader, writer)
     finally:
@@ -136,6 +138,22 @@ async def test_what_is_being_received_counts_and_a_refusal_leaves_the_connection
         await other.head("content-length: 950000")
         await other.send(content(950_000))
         assert (await other.answer())[0] == 200
+
+
+async def test_a_client_whose_bodies_do_not_come_leaves_room_to_others(
+    small_gateway: RunningGateway, budgets: list[ByteBudget]
+) -> None:
+    async with connected(small_gateway) as other, AsyncExitStack() as stack:
+        for _ in range(15):
+            greedy = await stack.enter_async_context(connected(small_gateway, "127.0.0.2"))
+            await greedy.head("content-length: 50000")
+        await counted(budgets, 15 * 50_000)
+        status, error = await refusal(await stack.enter_async_context(connected(small_gateway, "127.0.0.2")), 50_000)
+        assert (503, True) == (status, "this client has requests of 750000 bytes in flight, of at most 76562" in error)
+
+        await other.head("content-length: 100000")
+        await other.send(content(100_000))
+        assert 200 == (await other.answer())[0]
 
 
 @pytest.mark.parametrize(

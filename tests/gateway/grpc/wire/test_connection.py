@@ -827,3 +827,16 @@ def test_one_client_leaves_some_calls_to_the_others() -> None:
         limit.end(client)
     assert 0 == limit.open
     assert not limit._of_client
+
+
+def test_two_clients_leave_some_calls_to_the_others() -> None:
+    limit = RpcLimit(most=128)
+
+    def all_it_gets(client: str) -> int:
+        calls = 0
+        while limit.begin(client, INFER):
+            calls += 1
+        limit.end(client)
+        return calls
+
+    assert [112, 14, 2] == [all_it_gets(client) for client in ("greedy", "eager", "other")]

@@ -74,7 +74,7 @@ def ensembles_of(
     notices = cast(Any, SimpleNamespace(count=count, end=end))
     replies = cast(Any, SimpleNamespace(has_given_up=False))
     dispatch = cast(Any, SimpleNamespace(withdraw=withdraw))
-    services = EnsembleServices(dispatch, replies, notices, send, lambda _: None)
+    services = EnsembleServices(dispatch, replies, notices, send, lambda _size, _client: None)
     measures = measures or Measures(MetricsConfig())
     return Ensembles(catalog, services, Tracing(sink), UnreadAnswers(UNLIMITED), measures)
 

@@ -71,7 +71,7 @@ class Player:
         self.failures.append(error)
         self.run.unwanted()
 
-    def hold(self, size: int) -> None:
+    def hold(self, size: int, client: str) -> None:
         self.held += size
 
     def send(self, call: InferCall, caller: Caller, record: ModelRecord, version: str) -> PendingRequest:
