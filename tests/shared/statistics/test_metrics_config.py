@@ -6,7 +6,7 @@ import math
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shared.statistics.metrics_config import (
@@ -52,6 +52,7 @@ def test_what_means_nothing_is_refused(item: str) -> None:
 
 
 @given(st.lists(st.integers(1, SKETCH_US_MAX), min_size=1), st.floats(0, 1))
+@example([2], 0.5)
 def test_a_quantile_is_off_by_no_more_than_half_a_bucket(durations: list[int], quantile: float) -> None:
     exact = sorted(durations)[max(0, math.ceil(quantile * len(durations)) - 1)]
 

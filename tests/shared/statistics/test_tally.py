@@ -12,11 +12,13 @@ from shared.statistics.tally import (
     BatchStatistics,
     Duration,
     FailureReason,
+    Response,
     Timings,
     added,
     execution,
     failure,
     packed,
+    response_counts,
     statistics_of,
     success,
     unpacked,
@@ -77,6 +79,18 @@ def test_a_cache_hit_is_a_success_without_computing() -> None:
         read.durations["cache_miss"],
     )
     assert Duration(2, 120) == read.durations["success"]
+
+
+def test_answers_of_a_decoupled_model_count_by_their_place() -> None:
+    streams = [[Response(5), Response(7), Response(1, is_empty=True)], [Response(6), Response(8, failed=True)]]
+    read = statistics_of("m", "1", added(map(response_counts, streams))).responses
+
+    once = {"success": Duration(1, 7), "fail": Duration(1, 8), "empty_response": Duration(), "cancel": Duration()}
+    assert ["0", "1", "2"] == list(read)
+    assert Duration(2, 11) == read["0"]["success"]
+    assert {"compute_infer": Duration(2, 15), "compute_output": Duration(2, 0), **once} == read["1"]
+    # The end of a stream that gives nothing was not computed.
+    assert (Duration(1, 1), Duration()) == (read["2"]["empty_response"], read["2"]["compute_infer"])
 
 
 def test_nothing_counted_reads_as_zeros() -> None:
