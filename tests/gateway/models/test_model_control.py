@@ -176,7 +176,7 @@ async def test_files_replace_those_that_the_model_had_and_count_with_all_others(
     await control._check_size("m", 1000)
     await control._check_size("other", 400)
     with pytest.raises(UnavailableError, match="the mesh holds 600 bytes of override files already"):
-        await control._check_size("other", 401)
+        await control._carry_out(ControlMessage("load", "other", "{}", {"1/model.py": bytes(401)}))
 
 
 async def test_what_a_client_brings_counts_until_it_is_loaded(

@@ -74,14 +74,14 @@ def test_of_the_client_that_has_most_idle_connections_some_are_ended_for_their_m
     gone: list[str] = []
     for client, count in (("a", 2), ("b", 5), ("c", 3)):
         for number in range(count):
-            seat = taken(share, client)
+            seat = taken(share, client, LATER)
             assert seat is not None
             seat.end = lambda name=f"{client}{number}": gone.append(name)
             if client == "a":
                 seat.work()
 
-    assert 0 == share.relieve_memory(SETTLED_S / 2, 100)
-    assert [1, 3, 2, 0] == [share.relieve_memory(LATER, count) for count in (1, 100, 100, 100)]
+    assert 0 == share.relieve_memory(LATER + SETTLED_S / 2, 100)
+    assert [1, 3, 2, 0] == [share.relieve_memory(2 * LATER, count) for count in (1, 100, 100, 100)]
     assert ["b0", "b1", "b2", "b3", "c0", "c1"] == gone
     assert 4 == share.taken
 
