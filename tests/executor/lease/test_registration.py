@@ -601,6 +601,7 @@ async def test_whoever_ends_its_lease_has_not_lost_it(
         await getattr(a.registration, how)()
         await asyncio.wait([a.task], timeout=0.1)
 
+        assert refused.is_set()
         assert not a.task.done()
 
 
