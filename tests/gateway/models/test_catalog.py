@@ -177,6 +177,15 @@ async def test_the_log_tells_once_why_an_ensemble_is_not_served_and_when_it_is(c
     assert "ensemble e contains models that are not available" in vars(caplog.records[0])["fields"]["cause"]
 
 
+async def test_the_log_tells_why_a_model_in_an_ensembles_steps_could_not_be_loaded(caplog: pytest.LogCaptureFixture):
+    mesh = Mesh(versions=("1",))
+    mesh.records = {**mesh.records, "e": ensemble("e", "gone")}
+    await mesh.at(100, serving("m", "e"), member(repository=(RepositoryEntry("gone", "1", "UNAVAILABLE", "no luck"),)))
+
+    told = "Model 'gone' loading failed with error: version 1 is at UNAVAILABLE state: no luck;"
+    assert vars(caplog.records[0])["fields"]["cause"].endswith(told)
+
+
 async def test_words_for_what_cannot_be_found():
     mesh = Mesh()
     assert error_of(mesh.catalog, "m")[0] is Code.UNAVAILABLE
