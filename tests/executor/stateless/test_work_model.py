@@ -21,6 +21,7 @@ from shared.contract.batch_shape import Queueing
 from shared.contract.ids import ExecutorId, GatewayId
 from shared.contract.limits import LOST_EXECUTORS_MAX
 from shared.contract.messages import UNREADABLE, InferMessage, ReplyMessage, encode
+from shared.contract.response_cache import entry_name
 from shared.contract.tensors import from_numpy, to_numpy
 from shared.statistics.meter import Phase
 from shared.statistics.tally import ModelLoad
@@ -70,12 +71,14 @@ class Callers:
         self.keys = mesh.keys.work_queue(mesh.model, "1")
         self._work = WorkScripts(mesh.keys)
 
-    async def send(self, *values: int, size: int = 1, **fields: Any) -> list[bool | bytes]:
+    async def send(self, *values: int, size: int = 1, cache_key: str = "", **fields: Any) -> list[bool | bytes]:
         """Puts requests in the queue. size: elements of the input."""
         items: list[WorkItem] = []
         for value in values:
             tensor = from_numpy("INPUT", np.full((1, size), value, np.int64))
-            message = InferMessage(self.mesh.model, "1", f"r{value}", 0, (tensor,))
+            message = InferMessage(
+                self.mesh.model, "1", f"r{value}", 0, (tensor,), cache_key=cache_key, cache_bytes=1 << 20
+            )
             token = f"{value}"
             items.append(
                 WorkItem(self.mesh.model, "1", GATEWAY, token, encode(message), Queueing(shape=f"{size}", **fields))
@@ -181,6 +184,21 @@ class TestBatches:
 
         measured = meter.phase(phase).take()
         assert 3 == sum(count for field, count in measured.items() if not field.endswith(":sum"))
+
+    @pytest.mark.parametrize("batching", ["response_cache { enable: true }"])
+    async def test_an_answer_is_stored_in_the_response_cache_if_its_request_named_a_key(
+        self, callers: Callers, executor: Life
+    ) -> None:
+        cache = callers.mesh.keys.cache(callers.mesh.keys.home_shard("work"))
+        async with executor("a") as a:
+            await callers.send(1)
+            await callers.send(2, cache_key="k")
+            assert [2, 4] == await callers.doubles(1, 2)
+            (served,) = a.registration.serving.in_use
+            stored = await callers.redis.hkeys(cache.entries)
+            await callers.redis.delete(*cache)
+
+        assert [entry_name(served.cache_scope, LOAD.generation, "k").encode()] == stored
 
     async def test_requests_of_other_shapes_do_not_share_a_batch(
         self, callers: Callers, executor: Life, gate: Gate
