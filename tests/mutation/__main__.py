@@ -96,7 +96,8 @@ def main(arguments: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         copy = copied(root, Path(folder) / "tree")
         os.chdir(copy)
-        os.environ["PYTHONPATH"] = str(copy)
+        # Before the working tree, in which the two distributions are installed.
+        os.environ["PYTHONPATH"] = os.pathsep.join(map(str, (copy, copy / "client")))
         faults = [fault for path in files for fault in faults_of(path)]
         sample = (
             [one for one in faults if one.name == given.only] if given.only else drawn(faults, given.sample, given.seed)
