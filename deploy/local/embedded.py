@@ -267,10 +267,7 @@ def serves(path: Path, pid: int) -> bool:
             connection.connect(str(path))
             connection.sendall(b"INFO server\r\nPING\r\n")
             answer = b""
-            while not answer.endswith((b"+PONG\r\n", LOADING_ENDING)):
-                received = connection.recv(65536)
-                if not received:
-                    return False
+            while not answer.endswith((b"+PONG\r\n", LOADING_ENDING)) and (received := connection.recv(65536)):
                 answer += received
     except OSError:
         return False
