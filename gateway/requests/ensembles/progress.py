@@ -370,12 +370,16 @@ def within_ensembles(step: PlannedStep, error: MeshError) -> MeshError:
 def _told_to_begin(error: MeshError | None, stand: Stand) -> MeshError:
     """The error of a request with which a run ends."""
     assert error is not None, "a stateful step that was not done has failed"
-    if isinstance(error, SequenceError) and error.facts["retry"] == Retry.START.value:
+    retry = Retry.SAME.value if isinstance(error, NotNowError) else error.facts.get("retry")
+    if retry == Retry.START.value:
         return error
     text = (
-        f"{error.message} (the sequence is over, because the states of the ensemble's steps would differ from now on: "
-        "the next request must specify the START flag)"
+        "the sequence is over, because the states of the ensemble's steps would differ from now on: the next request "
+        "must specify the START flag"
     )
+    # The text of what was refused for the moment says that the same request will do, and now it would not.
+    if retry != Retry.SAME.value:
+        text = f"{error.message} ({text})"
     return SequenceError(text, Reason.FAILED, stand.step - 1, error.code)
 
 

@@ -273,6 +273,7 @@ class TestStates:
         assert isinstance(told, SequenceError)
         assert {"reason": "failed", "last_step": 2, "retry": "start"} == told.facts
         assert Code.INTERNAL is told.code
+        assert "in ensemble 'e', no (the sequence is over" in told.message
 
     def test_a_failed_anchor_with_followers_ends_the_run_and_one_alone_does_not(self) -> None:
         error = ModelError("no")
@@ -333,6 +334,8 @@ class TestStates:
         assert pauses == sorted(pauses)
         assert PATIENCE_MS <= now_ms
         assert AbandonRun(STAND) == actions[0]
+        assert "must specify the START flag" in failure(actions).message
+        assert REFUSED.message not in failure(actions).message, "it says to send the same step again"
 
     def test_a_named_step_that_only_came_too_early_is_left_to_its_retry(self) -> None:
         going = progress(TWO_STATES, is_named=True)
