@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.contract.tensors import ELEMENT_BYTES, NUMPY_TYPE, Tensor, from_numpy
+from shared.contract.tensors import ELEMENT_BYTES, FLOATS, NUMPY_TYPE, Tensor, float_bytes, from_numpy
 
 SEED = 7
 STEPS_MADE = 16
@@ -65,7 +65,7 @@ def made_tensor(one: Input, shapes: Mapping[str, Sequence[int]], chance: np.rand
         raise click.UsageError(f"input {one.name} has dimensions of any size: give --shape {one.name}:N,...")
     if one.datatype == "BYTES":
         return from_numpy(one.name, np.full(shape, b"a", dtype=np.object_))
-    return encoded(one, chance.random(shape) if has_fraction(one) else chance.integers(0, 2, shape))
+    return encoded(one, chance.random(shape) if one.datatype in FLOATS else chance.integers(0, 2, shape))
 
 
 def fitted(one: Input, sizes: Sequence[int]) -> tuple[int, ...]:
@@ -79,18 +79,12 @@ def fitted(one: Input, sizes: Sequence[int]) -> tuple[int, ...]:
 def encoded(one: Input, numbers: NDArray[Any]) -> Tensor:
     """The input's tensor of these numbers. Raises ValueError for numbers that its type does not have."""
     with np.errstate(all="ignore"):
-        if one.datatype == "BF16":
-            # The upper half of the FP32 number.
-            values = (numbers.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
-        else:
-            values = numbers.astype(NUMPY_TYPE[one.datatype])
-    if not has_fraction(one) and not np.array_equal(values, numbers):
+        if one.datatype in FLOATS:
+            return Tensor(one.name, one.datatype, numbers.shape, float_bytes(one.datatype, numbers))
+        values = numbers.astype(NUMPY_TYPE[one.datatype])
+    if not np.array_equal(values, numbers):
         raise ValueError(f"input {one.name} has numbers that {one.datatype} does not have")
     return from_numpy(one.name, values, one.datatype)
-
-
-def has_fraction(one: Input) -> bool:
-    return one.datatype.startswith(("FP", "BF"))
 
 
 def read_sequences(path: Path, inputs: Sequence[Input]) -> list[list[Step]]:

@@ -14,9 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.contract.tensors import Tensor, as_float, to_numpy
-
-FLOATS = frozenset({"FP16", "FP32", "FP64", "BF16"})
+from shared.contract.tensors import FLOATS, Tensor, as_float, to_numpy
 
 
 class ReplayAnswer(msgspec.Struct, frozen=True):

@@ -23,10 +23,9 @@ from executor.engine import shapes
 from executor.engine.base import Engine, FixesShape, Row, RowError, RowResult
 from executor.engine.null_rows import NULL_ROW
 from executor.models.slots import any_slot
-from executor.models.warmup import FLOATS, float_bytes
 from shared.contract.errors import Code, LoadError
 from shared.contract.model_config import Direct, FixedShape, ModelConfig
-from shared.contract.tensors import NUMPY_TYPE, Tensor, element_count, pack_bytes
+from shared.contract.tensors import FLOATS, NUMPY_TYPE, Tensor, element_count, float_bytes, pack_bytes
 from shared.process import logs
 
 TRIALS = 12

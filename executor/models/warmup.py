@@ -14,20 +14,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from executor.core.controls import ControlTensors
 from executor.engine.base import Engine, Row, RowError
 from executor.engine.null_rows import zeros
 from shared.contract.errors import Code, LoadError
 from shared.contract.model_config import ControlSpec, ModelConfig, WarmupInput, WarmupSample, WarmupSource
-from shared.contract.tensors import ELEMENT_BYTES, NUMPY_TYPE, Tensor, element_count
+from shared.contract.tensors import ELEMENT_BYTES, FLOATS, Tensor, element_count, float_bytes
 from shared.process import logs
 
 WARMUP_DIR = "warmup"
 """Beside the version directories; holds the files that samples name."""
-
-FLOATS = frozenset(("FP16", "BF16", "FP32", "FP64"))
 
 _SEED = 0
 
@@ -121,11 +118,3 @@ def _random(datatype: str, count: int) -> bytes:
     if datatype == "BOOL":
         return generator.integers(0, 2, count, np.uint8).tobytes()
     return generator.bytes(count * ELEMENT_BYTES[datatype])
-
-
-def float_bytes(datatype: str, values: NDArray[np.float64]) -> bytes:
-    """The content of a tensor of floating-point numbers."""
-    if datatype == "BF16":
-        # The upper half of the FP32 number.
-        return (values.astype("<f4").view("<u4") >> 16).astype("<u2").tobytes()
-    return values.astype(NUMPY_TYPE[datatype]).tobytes()

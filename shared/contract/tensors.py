@@ -39,6 +39,8 @@ RANK_MAX = 64
 megabytes, and takes hours."""
 
 DATATYPE_OF: dict[np.dtype[Any], str] = {dtype: name for name, dtype in NUMPY_TYPE.items()}
+FLOATS = frozenset({"FP16", "BF16", "FP32", "FP64"})
+"""Datatypes of numbers with a fraction."""
 TEXT_KINDS = "OSTU"
 """Kinds of numpy's arrays that are BYTES: objects, and strings of each of its types."""
 
@@ -128,6 +130,14 @@ def as_float(tensor: Tensor) -> NDArray[np.float64]:
         # A BF16 number is the upper half of the FP32 number with the same bits.
         array = (array.astype(np.uint32) << 16).view(np.float32)
     return array.astype(np.float64)
+
+
+def float_bytes(datatype: str, values: NDArray[np.float64]) -> bytes:
+    """The content of a tensor of one of the `FLOATS`; a number that the datatype lacks is rounded."""
+    if datatype == "BF16":
+        # The upper half of the FP32 number.
+        return (values.astype("<f4").view("<u4") >> 16).astype("<u2").tobytes()
+    return values.astype(NUMPY_TYPE[datatype]).tobytes()
 
 
 def from_numpy(name: str, array: NDArray[Any], datatype: str | None = None) -> Tensor:

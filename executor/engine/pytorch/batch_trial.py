@@ -30,7 +30,7 @@ from executor.engine.null_rows import zeros
 from executor.engine.pytorch.engine import TorchEngine
 from executor.engine.pytorch.kept_state import KeptForward
 from shared.contract.model_config import Direct, ModelConfig
-from shared.contract.tensors import NUMPY_TYPE, Tensor, as_float, element_count
+from shared.contract.tensors import FLOATS, NUMPY_TYPE, Tensor, as_float, element_count, float_bytes
 
 ROWS = 4
 STEPS = 3
@@ -153,7 +153,7 @@ def _close(one: RowResult, other: RowResult) -> bool:
 
 
 def _is_close(one: Tensor, other: Tensor) -> bool:
-    if one.shape != other.shape or one.datatype not in _FLOATS:
+    if one.shape != other.shape or one.datatype not in FLOATS:
         return one == other
     return np.allclose(as_float(one), as_float(other), _RELATIVE, _ABSOLUTE, equal_nan=True)
 
@@ -161,15 +161,12 @@ def _is_close(one: Tensor, other: Tensor) -> bool:
 def _similar(one: RowResult, other: RowResult) -> bool:
     """Whether two results differ by rounding alone. What a model chooses by rounded numbers may be anything."""
     pairs = zip(_tensors(one), _tensors(other), strict=True)
-    return all(_is_similar(as_float(mine), as_float(given)) for mine, given in pairs if mine.datatype in _FLOATS)
+    return all(_is_similar(as_float(mine), as_float(given)) for mine, given in pairs if mine.datatype in FLOATS)
 
 
 def _is_similar(one: NDArray[np.float64], other: NDArray[np.float64]) -> bool:
     largest = np.abs(one[np.isfinite(one)]).max(initial=_ABSOLUTE)
     return one.shape == other.shape and np.allclose(one, other, 0, _ROUNDED * largest, equal_nan=True)
-
-
-_FLOATS = ("BF16", "FP16", "FP32", "FP64")
 
 
 def _row(config: ModelConfig, slot: int, number: int, step: int) -> Row:
@@ -199,11 +196,8 @@ def _content(datatype: str, dims: shapes.Shape, chance: np.random.Generator, sca
     """scale: of large numbers; 0 for ordinary ones"""
     if datatype == "BYTES":
         return zeros(datatype, dims)
-    if datatype in _FLOATS:
+    if datatype in FLOATS:
         numbers = chance.standard_normal(element_count(dims))
-        numbers = scale * np.abs(numbers) if scale else numbers
-        if datatype == "BF16":  # the upper half of an FP32 number
-            return (numbers.astype("<f4").view("<u4") >> 16).astype("<u2").tobytes()
-        return numbers.astype(NUMPY_TYPE[datatype]).tobytes()
+        return float_bytes(datatype, scale * np.abs(numbers) if scale else numbers)
     # Small, because a number may be a word of a vocabulary.
     return chance.integers(0, 2, element_count(dims)).astype(NUMPY_TYPE[datatype]).tobytes()

@@ -7,9 +7,12 @@ import pytest
 
 from shared.contract.tensors import (
     ELEMENT_BYTES,
+    FLOATS,
     Tensor,
+    as_float,
     bytes_elements,
     described,
+    float_bytes,
     from_numpy,
     pack_bytes,
     to_numpy,
@@ -40,6 +43,16 @@ def test_a_text_tensor_with_another_number_of_elements_than_its_shape_is_refused
     """One element is not taken for as many as are missing."""
     with pytest.raises(ValueError, match="reshape"):
         to_numpy(Tensor("TEXT", "BYTES", shape, pack_bytes([b"a"])))
+
+
+@pytest.mark.parametrize("datatype", sorted(FLOATS))
+def test_numbers_with_a_fraction_become_a_tensor_of_each_such_datatype(datatype: str) -> None:
+    numbers = np.array([[0.0, -1.5], [0.25, 96.0]])
+
+    tensor = Tensor("NUMBERS", datatype, (2, 2), float_bytes(datatype, numbers))
+
+    assert numbers.size * ELEMENT_BYTES[datatype] == len(tensor.raw)
+    assert numbers.tolist() == as_float(tensor).tolist()
 
 
 def test_the_log_tells_the_numbers_that_a_tensor_holds() -> None:
