@@ -64,7 +64,6 @@ class Node(Started):
 
     data_dir     of its own; made when absent. It holds its data, which the next start finds, `redis.conf` and
                  `redis.log`
-    port         0 picks a free port at the first start, and keeps it across restarts
     password     a random one by default
     options      of its configuration, beside the password
     appendfsync  when a server syncs its file to the disk
@@ -74,14 +73,14 @@ class Node(Started):
         self,
         data_dir: Path,
         *,
-        port: int = 0,
         password: str = "",
         options: Mapping[str, str] | None = None,
         appendfsync: AppendFsync = "everysec",
         is_sentinel: bool = False,
     ) -> None:
         self.data_dir = data_dir.resolve()
-        self.port = port
+        self.port = 0
+        """A free one is chosen at the first start, and kept across restarts."""
         self.password = password or secrets.token_hex(16)
         self._options = {"requirepass": self.password, **(options or {})}
         self._appendfsync: AppendFsync = appendfsync

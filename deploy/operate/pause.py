@@ -39,15 +39,11 @@ Act = Callable[[OperatedMesh, SequenceId], Awaitable[str]]
 async def pause(
     settings: OperatorSettings, model: str, correlation_ids: tuple[str, ...], seconds: int, **naming: Any
 ) -> None:
-    await act_on_each(settings, model, correlation_ids, partial(pause_one, seconds=seconds), **naming)
-
-
-async def resume(settings: OperatorSettings, model: str, correlation_ids: tuple[str, ...], **naming: Any) -> None:
-    await act_on_each(settings, model, correlation_ids, resume_one, **naming)
+    await act_on_each(settings, model, correlation_ids, act=partial(pause_one, seconds=seconds), **naming)
 
 
 async def act_on_each(
-    settings: OperatorSettings, model: str, correlation_ids: Sequence[str], act: Act, **naming: Any
+    settings: OperatorSettings, model: str, correlation_ids: Sequence[str], *, act: Act, **naming: Any
 ) -> None:
     """Acts on all sequences. Raises click.ClickException with the reasons if it could not act on one of them."""
     wrong: list[str] = []
@@ -84,4 +80,4 @@ SECONDS = click.Option(
     help="How long at most; then they are resumed.",
 )
 pause_command = operator_command("pause", PAUSE_HELP, pause, [MODEL, IDS, SECONDS, *NAMING])
-resume_command = operator_command("resume", RESUME_HELP, resume, [MODEL, IDS, *NAMING])
+resume_command = operator_command("resume", RESUME_HELP, partial(act_on_each, act=resume_one), [MODEL, IDS, *NAMING])
