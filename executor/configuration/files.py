@@ -60,36 +60,29 @@ def _check_no_batching_library(config: ConfigMessage, model_dir: Path, version_d
 def _check_initial_files(config: ConfigMessage, folder: Path) -> None:
     for state in config.sequence_batching.state:
         for initial in state.initial_state:
-            if initial.WhichOneof("state_data") != "data_file":
-                continue
-            size = _size(folder / initial.data_file, "initial_state", config.name)
-            expected = _fixed_bytes(initial.data_type, initial.dims)
-            if size < expected:
-                # The space that is missing before "only" is missing in Triton too.
-                raise ConfigError(
-                    f"initial_state setting expects {expected} bytes, but the data provided from {initial.data_file}"
-                    f"only has {size} bytes."
-                )
+            if initial.WhichOneof("state_data") == "data_file":
+                shortage = _shortage(config, folder, initial.data_file, initial.data_type, initial.dims)
+                if shortage:
+                    raise ConfigError(f"{shortage}.")
 
 
 def _check_warmup_files(config: ConfigMessage, folder: Path) -> None:
     for sample in config.model_warmup:
         for name in sorted(sample.inputs) if sample.batch_size else ():
             tensor = sample.inputs[name]
-            if tensor.WhichOneof("input_data_type") != "input_data_file":
-                continue
-            size = _size(folder / tensor.input_data_file, "warmup", config.name)
-            expected = _fixed_bytes(tensor.data_type, tensor.dims)
-            if size < expected:
-                raise ConfigError(
-                    f"{NO_ID}warmup setting expects {expected} bytes, but the data provided from "
-                    f"{tensor.input_data_file}only has {size} bytes"
-                )
+            if tensor.WhichOneof("input_data_type") == "input_data_file":
+                shortage = _shortage(config, folder, tensor.input_data_file, tensor.data_type, tensor.dims)
+                if shortage:
+                    raise ConfigError(f"{NO_ID}{shortage}")
 
 
-def _fixed_bytes(data_type: int, dims: Sequence[int]) -> int:
-    """Bytes that a tensor of that shape needs; a longer file is cut. STRING takes its whole file, however short."""
-    return math.prod(dims) * ELEMENT_BYTES.get(wire_type(data_type), 0)
+def _shortage(config: ConfigMessage, folder: Path, file: str, data_type: int, dims: Sequence[int]) -> str:
+    """What a tensor's file lacks; "" if nothing. A longer file is cut. STRING takes all of it, however short."""
+    size = _size(folder / file, folder.name, config.name)
+    needed = math.prod(dims) * ELEMENT_BYTES.get(wire_type(data_type), 0)
+    # The space that is missing before "only" is missing in Triton too.
+    text = f"{folder.name} setting expects {needed} bytes, but the data provided from {file}only has {size} bytes"
+    return text if size < needed else ""
 
 
 def _size(path: Path, what: str, model: str) -> int:
