@@ -68,6 +68,22 @@ class Failure:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """What all versions of one load have in common.
+
+    read        the configuration, as the backend has completed it
+    files       what the versions are made from
+    backends    one set: what a backend has unpacked to complete the configuration, it loads from
+    generation  see `ModelRepository.load`
+    """
+
+    read: LoadedConfig
+    files: ModelFiles
+    backends: Mapping[str, Backend]
+    generation: str
+
+
 class NoSuchModelError(LoadError):
     """No repository of this executor has the model."""
 
@@ -317,11 +333,10 @@ class ModelRepository:
         self.failures.pop(name, None)
         taken = self._take(name, files)
         try:
-            # One set for the whole load: what a backend has unpacked to complete a configuration, it loads from.
             backends = installed_backends(self.backend_dirs, completion_limit_s=self.completion_limit_s)
             loaded = self._read(name, override_json, taken.folder, backends)
             labels = read_labels(loaded.config, loaded.model_dir)
-            versions = self._versions(loaded, generation, taken, backends, by_content=bool(files))
+            versions = self._versions(_Load(loaded, taken, backends, generation))
         except BaseException:
             taken.cleanup()
             raise
@@ -384,28 +399,20 @@ class ModelRepository:
             message = f"failed to load '{name}', failed to poll from model repository: {error.message}"
             raise LoadError(message, Code.INTERNAL) from error
 
-    def _versions(
-        self,
-        loaded: LoadedConfig,
-        generation: str,
-        taken: ModelFiles,
-        backends: Mapping[str, Backend],
-        *,
-        by_content: bool,
-    ) -> list[ServedVersion]:
+    def _versions(self, load: _Load) -> list[ServedVersion]:
         """Every version that the version policy chooses. Unchanged ones are taken over, the others made; if one fails,
         none is.
         """
-        name = loaded.config.name
+        name = load.read.config.name
         versions: dict[int, ServedVersion] = {}
         made: list[ServedVersion] = []
-        missing: Sequence[int] = loaded.versions
+        missing: Sequence[int] = load.read.versions
         while missing:
             before = self.loaded.get(name)
             for number in missing:
                 known = before.at(str(number)) if before else None
                 try:
-                    one = self._renewed(known, loaded, number, generation, taken, backends, by_content=by_content)
+                    one = self._renewed(load, number, known)
                 except BaseException as error:  # A model's own code; whatever it raises, the load failed.
                     self.devices.check()
                     for served in made:
@@ -418,46 +425,35 @@ class ModelRepository:
             now = self.loaded.get(name)
             there = [*made, *(now.versions if now else ())]
             missing = [number for number, served in versions.items() if served not in there]
-        return [versions[number] for number in loaded.versions]
+        return [versions[number] for number in load.read.versions]
 
-    def _renewed(
-        self,
-        known: ServedVersion | None,
-        loaded: LoadedConfig,
-        number: int,
-        generation: str,
-        taken: ModelFiles,
-        backends: Mapping[str, Backend],
-        *,
-        by_content: bool,
-    ) -> ServedVersion:
+    def _renewed(self, load: _Load, number: int, known: ServedVersion | None) -> ServedVersion:
         """A version as its files are now: the known one if they are the same, else one that is made. If they change
         meanwhile it is made once more, so that its mark is that of what every instance has loaded.
         """
+        name, version = load.read.config.name, str(number)
         for is_last in (False, True):
-            present = self._fingerprint_of(loaded, number, by_content=by_content)
+            present = self._fingerprint_of(load, version)
             if known is not None and known.fingerprint == present:
                 return known
             goes_on = known is not None and known.fingerprint.content == present.content
-            load = (
-                known.statistics.load if known and goes_on else ModelLoad(loaded.config.name, str(number), generation)
-            )
-            served = self._serve(loaded, load, present, backends)
+            counted = known.statistics.load if known and goes_on else ModelLoad(name, version, load.generation)
+            served = self._serve(load, counted, present)
             try:
-                made = self._marked(loaded, replace(served, files=taken))
+                made = self._marked(load, served)
                 is_shared = made.cache_scope or (made.mark and made.config.recoverable)
-                if not is_shared or self._fingerprint_of(loaded, number, by_content=by_content) == present:
+                if not is_shared or self._fingerprint_of(load, version) == present:
                     return made
             except BaseException:
                 close_now(served)
                 raise
-            logs.warning("model changed while it was loaded", model=load.model, version=number)
+            logs.warning("model changed while it was loaded", model=name, version=number)
             if not is_last:
                 close_now(served)
         # A model that writes into its folder with every load: it is served, and has its states to itself.
         return replace(made, cache_scope="", mark=made.mark and secrets.token_hex(8))
 
-    def _marked(self, loaded: LoadedConfig, served: ServedVersion) -> ServedVersion:
+    def _marked(self, load: _Load, served: ServedVersion) -> ServedVersion:
         """A version with what is the same on all executors with the same files: mark and cache scope. If only the
         engine holds the states, the mark is unique: no other load can use them.
         """
@@ -466,13 +462,14 @@ class ModelRepository:
         has_states = self.reloads and config.sequence_batching is not None
         content = ""
         if is_cached or (has_states and config.recoverable):
-            content = self._fingerprint_of(loaded, int(served.version), by_content=True).content
+            content = self._fingerprint_of(load, served.version, by_content=True).content
         mark = (content if config.recoverable else secrets.token_hex(8)) if has_states else ""
         return replace(served, cache_scope=content if is_cached else "", mark=mark)
 
-    def _fingerprint_of(self, loaded: LoadedConfig, version: int, *, by_content: bool) -> Fingerprint:
-        backend_dir = folder_of(loaded.config.backend, self.backend_dirs)
-        return fingerprint(loaded, version, by_content=by_content, backend_dir=backend_dir)
+    def _fingerprint_of(self, load: _Load, version: str, *, by_content: bool = False) -> Fingerprint:
+        by_content |= isinstance(load.files, Override)
+        backend_dir = folder_of(load.read.config.backend, self.backend_dirs)
+        return fingerprint(load.read, int(version), by_content=by_content, backend_dir=backend_dir)
 
     def _failed(self, name: str, version: str, error: BaseException) -> LoadError:
         """The error for a version that could not be loaded, in Triton's words."""
@@ -497,14 +494,14 @@ class ModelRepository:
         if not unloaded:
             del self.unloaded[name]
 
-    def _serve(
-        self, loaded: LoadedConfig, load: ModelLoad, present: Fingerprint, backends: Mapping[str, Backend]
-    ) -> ServedVersion:
+    def _serve(self, load: _Load, counted: ModelLoad, present: Fingerprint) -> ServedVersion:
+        """Makes the engines of a version. counted: what its requests are counted under"""
         began = time.monotonic()
-        config = loaded.config
+        config, version, model_dir = load.read.config, counted.version, load.read.model_dir
         if config.ensemble:
-            return ServedVersion(config, load.version, (), 0, StatisticsRecorder(load, self.metrics), present)
-        backend = backends[config.backend]
+            statistics = StatisticsRecorder(counted, self.metrics)
+            return ServedVersion(config, version, (), 0, statistics, present, load.files)
+        backend = load.backends[config.backend]
         slots = slots_within(config, self.state_bytes_max)
         engines: list[Engine] = []
         workers: list[EngineWorker] = []
@@ -513,19 +510,28 @@ class ModelRepository:
             for name, device in self.devices.places(config):
                 if config.fixed_shape is not FixedShape.OFF and device == "cpu":
                     require_fixed_products(config.name)
-                request = self._request(loaded, load.version, name, device, slots)
+                request = LoadRequest(
+                    config=config,
+                    config_json=load.read.json,
+                    model_dir=model_dir,
+                    version=version,
+                    instance_name=name,
+                    device=device,
+                    slots=slots,
+                    state_value_bytes_max=self.value_bytes_max,
+                )
                 # A model may keep what belongs to the thread that made it: a connection of sqlite3, thread-local data.
                 thread = EngineThread(name)
                 threads.append(thread)
                 engines.append(thread.run(backend.load, request))
-                thread.run(warm_up, engines[-1], config, loaded.model_dir, name)
+                thread.run(warm_up, engines[-1], config, model_dir, name)
                 thread.run(settle_shape, engines[-1], config, name, slots)
                 index = InstanceIndex(len(workers))
                 workers.append(
                     EngineWorker(engines[-1], config.name, name, index, self.devices, thread, self.call_limit_s)
                 )
             config = with_methods(config, engines)
-            strategy = find_strategy(config, loaded.model_dir, load.version, self.backend_dirs, self.call_limit_s)
+            strategy = find_strategy(config, model_dir, version, self.backend_dirs, self.call_limit_s)
         except BaseException:
             for (name, _), engine, thread in zip(self.devices.places(config), engines, threads, strict=False):
                 with finalizing(config.name, name):
@@ -534,23 +540,9 @@ class ModelRepository:
                 thread.stop()
             raise
         bounds_ms = config.histogram_buckets.get(FIRST_RESPONSE, FIRST_RESPONSE_BUCKETS_MS)
-        statistics = StatisticsRecorder(load, self.metrics, bounds_ms)
+        statistics = StatisticsRecorder(counted, self.metrics, bounds_ms)
         seconds = time.monotonic() - began
-        return ServedVersion(
-            config, load.version, workers, slots, statistics, present, strategy=strategy, load_seconds=seconds
-        )
-
-    def _request(self, loaded: LoadedConfig, version: str, instance: str, device: str, slots: int) -> LoadRequest:
-        return LoadRequest(
-            config=loaded.config,
-            config_json=loaded.json,
-            model_dir=loaded.model_dir,
-            version=version,
-            instance_name=instance,
-            device=device,
-            slots=slots,
-            state_value_bytes_max=self.value_bytes_max,
-        )
+        return ServedVersion(config, version, workers, slots, statistics, present, load.files, strategy, seconds)
 
 
 def _continues(before: LoadedModel, served: ServedVersion) -> bool:
