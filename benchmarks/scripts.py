@@ -36,7 +36,15 @@ from shared.store import libraries
 from shared.store.connections.redis_client import connect
 from shared.store.keyspace import Keyspace
 from shared.store.script_sender import Call
-from shared.store.script_values import NO_JOURNAL, Assignment, JournalBounds, StepCommit, StepOutcome, Submission
+from shared.store.script_values import (
+    NO_JOURNAL,
+    Assignment,
+    JournalBounds,
+    LedShard,
+    StepCommit,
+    StepOutcome,
+    Submission,
+)
 from shared.store.scripts import Scripts
 
 MODEL, VERSION, GATEWAY, EXECUTOR, SHARD = "m", "1", "g", ExecutorId("e"), ShardId(0)
@@ -90,7 +98,7 @@ class Bench:
             Assignment(sequence, one.birth, EXECUTOR, InstanceIndex(0), SlotIndex(slot))
             for slot, (sequence, one) in enumerate(zip(self._sequences, born, strict=True))
         ]
-        self._epochs = await self._run(self._scripts.assign(places, shard=SHARD, model=MODEL, term=Term(1)))
+        self._epochs = await self._run(self._scripts.assign(places, LedShard(SHARD, MODEL, Term(1))))
         await self._finish(SEQUENCES)
 
     async def round(self, per_call: int) -> None:

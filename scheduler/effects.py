@@ -55,7 +55,7 @@ from shared.contract.messages import ReplyMessage, encode
 from shared.process import logs
 from shared.store.reading import text_of
 from shared.store.script_sender import Call
-from shared.store.script_values import Assignment, ExpiryCode, Pausing, Rejection, VacateCode, Vacation
+from shared.store.script_values import Assignment, ExpiryCode, LedShard, Pausing, Rejection, VacateCode, Vacation
 from shared.store.vital import vital
 from shared.traces.spans import SpanName
 
@@ -155,8 +155,8 @@ class EffectPerformer:
         if self._done:
             await self._send([])
 
-    def _removal(self, shard: ShardId, stream: str, entries: Sequence[str | bytes]) -> Call[int]:
-        return self._scripts.remove(entries, stream=stream, shard=shard, model=self._model, term=self._term)
+    def _led(self, shard: ShardId) -> LedShard:
+        return LedShard(shard, self._model, self._term)
 
     async def _perform_one(self, action: Action) -> list[Event]:
         match action:
@@ -202,8 +202,7 @@ class EffectPerformer:
         vacates = self._chunks(action for action in actions if isinstance(action, Vacate))
         await self._lent.lend((assign.place, shard) for shard, chunk in assigns for assign in chunk)
         calls: list[Call[Any]] = [
-            self._scripts.assign([_assignment(one) for one in chunk], shard=shard, model=self._model, term=self._term)
-            for shard, chunk in assigns
+            self._scripts.assign([_assignment(one) for one in chunk], self._led(shard)) for shard, chunk in assigns
         ]
         calls += self._vacations(vacates)
         replies = [one for reply in await self._run(calls) for one in reply]
@@ -222,22 +221,13 @@ class EffectPerformer:
         )
         await self._run(
             [
-                self._scripts.lay_out(
-                    action.slots,
-                    action.executor,
-                    action.version,
-                    shard=action.shard,
-                    model=self._model,
-                    term=self._term,
-                )
+                self._scripts.lay_out(action.slots, action.executor, action.version, self._led(action.shard))
                 for action in actions
             ]
         )
 
     async def _recall(self, executor: ExecutorId) -> list[Event]:
-        numbers = await self._run(
-            [self._scripts.recall(executor, shard=shard, model=self._model, term=self._term) for shard in self._shards]
-        )
+        numbers = await self._run([self._scripts.recall(executor, self._led(shard)) for shard in self._shards])
         return [RecallSent(executor, shard, number) for shard, number in zip(self._shards, numbers, strict=True)]
 
     async def _want(self, wants: Sequence[WantSlots]) -> None:
@@ -277,13 +267,7 @@ class EffectPerformer:
 
     async def _reject(self, rejects: Sequence[Reject]) -> None:
         calls = [
-            self._scripts.reject(
-                [_rejection(one) for one in chunk],
-                shard=shard,
-                model=self._model,
-                term=self._term,
-                tombstone_ms=self._tombstone_ms,
-            )
+            self._scripts.reject([_rejection(one) for one in chunk], self._led(shard), tombstone_ms=self._tombstone_ms)
             for shard, chunk in self._chunks(rejects)
         ]
         await self._run(calls)
@@ -307,12 +291,7 @@ class EffectPerformer:
         self, chunks: Iterable[tuple[ShardId, Sequence[Vacate | MoveOut]]], *, moving: bool = False
     ) -> list[Call[list[VacateCode]]]:
         return [
-            self._scripts.vacate(
-                [Vacation(asked.sequence, asked.epoch, moving) for asked in chunk],
-                shard=shard,
-                model=self._model,
-                term=self._term,
-            )
+            self._scripts.vacate([Vacation(asked.sequence, asked.epoch, moving) for asked in chunk], self._led(shard))
             for shard, chunk in chunks
         ]
 
@@ -324,7 +303,7 @@ class EffectPerformer:
     async def _pause(self, action: Pause) -> None:
         """The wish is removed last: if this leader ends before, the next one takes it in, and inboxes are drained."""
         shard, pausing = self._keys.shard_of(action.sequence), Pausing(action.sequence, action.until_ms)
-        ((owner,),) = await self._run([self._scripts.pause([pausing], shard=shard, model=self._model, term=self._term)])
+        ((owner,),) = await self._run([self._scripts.pause([pausing], self._led(shard))])
         if owner:
             self._mesh.drain_soon([owner])
         logs.info("sequence paused", sequence=action.sequence, paused=owner is not None, cause=action.cause)
@@ -333,7 +312,7 @@ class EffectPerformer:
     async def _dismiss(self, sequence: SequenceId, entry: Entry) -> None:
         """Removes the entry of a wish that is fulfilled, or that nothing can be done about."""
         shard = self._keys.shard_of(sequence)
-        await self._run([self._removal(shard, self._keys.starts(shard, self._model), [entry.id])])
+        await self._run([self._scripts.remove([entry.id], self._keys.starts(shard, self._model), self._led(shard))])
 
     # -- takeover -------------------------------------------------------------------------------------------------
 
@@ -384,9 +363,7 @@ class EffectPerformer:
     ) -> Call[tuple[int, int]]:
         return self._scripts.reclaim(
             executor,
-            shard=shard,
-            model=self._model,
-            term=self._term,
+            self._led(shard),
             count=RECLAIM_COUNT,
             tombstone_ms=self._tombstone_ms,
             after=after,
@@ -482,9 +459,7 @@ class EffectPerformer:
             # Read before the script runs, which removes the checkpoints.
             states = await paged_descriptions(self._mesh, self._model, looked_at)
             calls = [
-                self._scripts.expire(
-                    sequences, shard=shard, model=self._model, term=self._term, tombstone_ms=self._tombstone_ms
-                )
+                self._scripts.expire(sequences, self._led(shard), tombstone_ms=self._tombstone_ms)
                 for shard, sequences in due.items()
             ]
             for sequences, codes in zip(due.values(), await self._run(calls), strict=True):
@@ -534,7 +509,9 @@ class EffectPerformer:
         """As `_run`; what is done is removed in the same round trip."""
         done, self._done = self._done, {}
         together: list[Call[Any]] = [*calls]
-        together += (self._removal(shard, stream, entries) for (shard, stream), entries in done.items())
+        together += (
+            self._scripts.remove(entries, stream, self._led(shard)) for (shard, stream), entries in done.items()
+        )
         async with self._links.connected() as link:
             return (await self._scripts.run_together(together, link))[: len(calls)]
 

@@ -22,6 +22,7 @@ from scheduler.mesh import MeshAccess
 from shared.contract.ids import Epoch, ExecutorId, SequenceId, ShardId, Term
 from shared.contract.record import EPOCH, INSTANCE, LIVE, OWNER, SLOT, STATE, TENANT, VERSION
 from shared.store.reading import text_of, value_of
+from shared.store.script_values import LedShard
 
 RECORDS_PER_READ = 512
 """Sequence records that are read in one round trip."""
@@ -51,9 +52,7 @@ async def raise_fence(mesh: MeshAccess, model: str, term: Term, shards: Sequence
     FENCED if this leader is the older one.
     """
     expire = mesh.scripts.expire
-    await mesh.scripts.run_together(
-        [expire((), shard=shard, model=model, term=term, tombstone_ms=0) for shard in shards]
-    )
+    await mesh.scripts.run_together([expire((), LedShard(shard, model, term), tombstone_ms=0) for shard in shards])
 
 
 async def recall(
@@ -63,7 +62,7 @@ async def recall(
     places = [(executor, shard) for executor in executors for shard in shards]
     exist = await mesh.links.ask([("EXISTS", mesh.keys.spares(shard, executor, model)) for executor, shard in places])
     calls = [
-        mesh.scripts.recall(executor, shard=shard, model=model, term=term)
+        mesh.scripts.recall(executor, LedShard(shard, model, term))
         for (executor, shard), exists in zip(places, exist, strict=True)
         if exists
     ]

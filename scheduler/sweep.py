@@ -27,6 +27,7 @@ from shared.store.connections.redis_py import CONNECTION_LOST
 from shared.store.keyspace import SCHEMA_VERSION, Keyspace
 from shared.store.membership import REMOVE_EMPTY
 from shared.store.reading import read_counts, text_of, value_of
+from shared.store.script_values import LedShard
 
 SHARED_BY_SEQUENCES = ("starts", "feed", "inbox", "owned", "spares", "deadlines", "parked", "tenant", "executors")
 """Kinds of keys that many sequences share."""
@@ -112,7 +113,7 @@ async def sweep(mesh: MeshAccess, model: str, term: Term) -> set[ExecutorId]:
         sequences = [sequence for sequence in named if mesh.keys.shard_of(sequence) == shard]
         for begin in range(0, len(sequences), SCRIPT_STEPS_MAX):
             chunk = sequences[begin : begin + SCRIPT_STEPS_MAX]
-            looked_at += sum(await mesh.scripts.run(mesh.scripts.sweep(chunk, shard=shard, model=model, term=term)))
+            looked_at += sum(await mesh.scripts.run(mesh.scripts.sweep(chunk, LedShard(shard, model, term))))
             asked = [("HMGET", mesh.keys.sequence(sequence).record, STATE, OWNER) for sequence in chunk]
             owners |= {ExecutorId(text_of(owner)) for state, owner in await mesh.links.ask(asked) if state == LIVE}
     logs.warning("sequences looked over, as keys were lost", model=model, sequences=looked_at)

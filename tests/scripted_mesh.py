@@ -46,6 +46,7 @@ from shared.store.script_values import (
     Cancellation,
     CommitCode,
     ExpiryCode,
+    LedShard,
     Pausing,
     StepCommit,
     StepOutcome,
@@ -180,7 +181,7 @@ class ScriptedMesh:
         sequence = self.sequence(correlation_id)
         entry = (await self.record(correlation_id)).get("be", "")
         place = Assignment(sequence, entry, executor, InstanceIndex(instance), SlotIndex(slot))
-        call = self.scripts.assign([place], shard=self.keys.shard_of(sequence), model=self.model, term=self.term)
+        call = self.scripts.assign([place], LedShard(self.keys.shard_of(sequence), self.model, self.term))
         (epoch,) = await self.scripts.run(call)
         return epoch
 
@@ -189,7 +190,7 @@ class ScriptedMesh:
         sequence, record = self.sequence(correlation_id), await self.record(correlation_id)
         shard = self.keys.shard_of(sequence)
         vacation = Vacation(sequence, Epoch(int(record["ep"])), moving)
-        (code,) = await self.scripts.run(self.scripts.vacate([vacation], shard=shard, model=self.model, term=self.term))
+        (code,) = await self.scripts.run(self.scripts.vacate([vacation], LedShard(shard, self.model, self.term)))
         if code is VacateCode.UNDRAINED:
             await self.scripts.run(self.scripts.drain(ExecutorId(record["ow"]), shard=shard, alive=True))
         return code
@@ -199,7 +200,7 @@ class ScriptedMesh:
         sequence = self.sequence(correlation_id)
         shard, until_ms = self.keys.shard_of(sequence), await redis_now_ms(self.redis) + pause_ms
         pausing = Pausing(sequence, until_ms)
-        (owner,) = await self.scripts.run(self.scripts.pause([pausing], shard=shard, model=self.model, term=self.term))
+        (owner,) = await self.scripts.run(self.scripts.pause([pausing], LedShard(shard, self.model, self.term)))
         if owner:
             await self.scripts.run(self.scripts.drain(owner, shard=shard, alive=True))
         return owner is not None
@@ -223,7 +224,7 @@ class ScriptedMesh:
         """Ends a sequence whose idle time is over, as a scheduler does; whether it was."""
         sequence = self.sequence(correlation_id)
         shard = self.keys.shard_of(sequence)
-        call = self.scripts.expire([sequence], shard=shard, model=self.model, term=self.term, tombstone_ms=10_000)
+        call = self.scripts.expire([sequence], LedShard(shard, self.model, self.term), tombstone_ms=10_000)
         (ended,) = await self.scripts.run(call)
         return ended is not ExpiryCode.OPEN
 
@@ -254,7 +255,7 @@ class ScriptedMesh:
         """Takes all sequences away from an executor, as a scheduler does; their steps stay in its inbox."""
         for shard in self.keys.shards:
             reclaim = self.scripts.reclaim(
-                dead, shard=shard, model=self.model, term=self.term, count=2, tombstone_ms=tombstone_ms, lost=lost
+                dead, LedShard(shard, self.model, self.term), count=2, tombstone_ms=tombstone_ms, lost=lost
             )
             while await self.scripts.run(reclaim) != (0, 0):
                 pass

@@ -44,6 +44,7 @@ from shared.store.journals import RUN
 from shared.store.keyspace import DEFAULT_PREFIX, SCHEMA_VERSION, SHARDS_MAX, Keyspace
 from shared.store.membership import Membership
 from shared.store.reading import text_of
+from shared.store.script_values import LedShard
 from shared.store.scripts import Scripts
 
 TO, FROM, PLAN = "to", "from", "plan"
@@ -256,8 +257,8 @@ class Resharding:
             if model not in terms:
                 terms[model] = await self._term(scripts, model)
             executor = ExecutorId(one.rest.removesuffix(f":{model}"))
-            about: Any = {"shard": ShardId(one.shard), "model": model, "term": terms[model]}
-            reclaim = scripts.reclaim(executor, **about, count=256, tombstone_ms=TOMBSTONE_MS)
+            led = LedShard(ShardId(one.shard), model, terms[model])
+            reclaim = scripts.reclaim(executor, led, count=256, tombstone_ms=TOMBSTONE_MS)
             while await scripts.run(reclaim) != (0, 0):
                 pass
         for one in found:

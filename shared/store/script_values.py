@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
+from typing import NamedTuple
 
 import msgspec
 
 from shared.contract.errors import OUTCOMES, Code, Reason
-from shared.contract.ids import Epoch, ExecutorId, InstanceIndex, SequenceId, SlotIndex, StepNumber
+from shared.contract.ids import Epoch, ExecutorId, InstanceIndex, SequenceId, ShardId, SlotIndex, StepNumber, Term
 from shared.contract.limits import JOINED_MAX, RETRY_REPLIES, RETRY_REPLY_BYTES
 from shared.contract.messages import ReplyMessage, encode
 from shared.store.reading import text_of
@@ -90,6 +91,16 @@ class Drawn(msgspec.Struct, frozen=True):
 
     granted: int
     next_us: int
+
+
+class LedShard(NamedTuple):
+    """Where the leader of a model acts, and in which term. Its scripts raise redis.ResponseError that begins with
+    FENCED when a newer leader has acted there.
+    """
+
+    shard: ShardId
+    model: str
+    term: Term
 
 
 class OfSequence(msgspec.Struct, frozen=True):

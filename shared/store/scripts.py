@@ -42,6 +42,7 @@ from shared.store.script_values import (
     ExpiryCode,
     JournalBounds,
     KeptReplies,
+    LedShard,
     OfSequence,
     Orphan,
     Pausing,
@@ -99,35 +100,27 @@ class Scripts(ScriptSender):
                 args += rare
         return Call("submit", self._keys.records(step.sequence for step in steps), args, _read_submitted)
 
-    def assign(self, assignments: Sequence[Assignment], *, shard: ShardId, model: str, term: Term) -> Call[list[Epoch]]:
+    def assign(self, assignments: Sequence[Assignment], led: LedShard) -> Call[list[Epoch]]:
         """Gives sequences of one model and shard their owners.
 
         Returns the new epochs; 0 for a sequence that does not wait any more.
-        Raises redis.ResponseError that begins with FENCED when a newer leader exists.
         """
-        return self._of_each("assign", assignments, self._of_leader(shard, model), (term,), list)
+        return self._of_each("assign", assignments, self._of_leader(led), (led.term,), list)
 
     def lay_out(
-        self,
-        slots: Iterable[tuple[InstanceIndex, SlotIndex]],
-        executor: ExecutorId,
-        version: str,
-        *,
-        shard: ShardId,
-        model: str,
-        term: Term,
+        self, slots: Iterable[tuple[InstanceIndex, SlotIndex]], executor: ExecutorId, version: str, led: LedShard
     ) -> Call[int]:
         """Lays out free slots of an executor, for new sequences of one shard."""
-        keys = [*self._of_leader(shard, model), self._keys.spares(shard, executor, model)]
+        keys = [*self._of_leader(led), self._keys.spares(led.shard, executor, led.model)]
         written = "".join(f"{slot}.{instance} " for instance, slot in slots)
-        return Call("lay_out", keys, [term, version, written], int)
+        return Call("lay_out", keys, [led.term, version, written], int)
 
-    def recall(self, executor: ExecutorId, *, shard: ShardId, model: str, term: Term) -> Call[int]:
+    def recall(self, executor: ExecutorId, led: LedShard) -> Call[int]:
         """Takes an executor's spare slots back. The feed tells when all is known that was taken: in an entry with the
         number that is returned.
         """
-        keys = [*self._of_leader(shard, model), self._keys.spares(shard, executor, model)]
-        return Call("recall", keys, [term, executor], int)
+        keys = [*self._of_leader(led), self._keys.spares(led.shard, executor, led.model)]
+        return Call("recall", keys, [led.term, executor], int)
 
     def attempt(self, sequence: SequenceId, epoch: Epoch) -> Call[bool]:
         """Notes that the owner of a suspected sequence runs its next step. False if the sequence has another owner
@@ -192,20 +185,16 @@ class Scripts(ScriptSender):
                 args += numbered
         return Call("answers", self._keys.records(step.sequence for step in steps), args, each_as(bool))
 
-    def expire(
-        self, sequences: Sequence[SequenceId], *, shard: ShardId, model: str, term: Term, tombstone_ms: int
-    ) -> Call[list[ExpiryCode]]:
+    def expire(self, sequences: Sequence[SequenceId], led: LedShard, *, tombstone_ms: int) -> Call[list[ExpiryCode]]:
         """Ends the sequences whose idle marker has run out."""
-        keys = self._of_leader(shard, model) + self._keys.records(sequences)
-        return Call("expire", keys, [term, tombstone_ms], each_as(ExpiryCode))
+        keys = self._of_leader(led) + self._keys.records(sequences)
+        return Call("expire", keys, [led.term, tombstone_ms], each_as(ExpiryCode))
 
     def reclaim(
         self,
         executor: ExecutorId,
+        led: LedShard,
         *,
-        shard: ShardId,
-        model: str,
-        term: Term,
         count: int,
         tombstone_ms: int,
         after: str = "",
@@ -222,12 +211,12 @@ class Scripts(ScriptSender):
                  `only`: how many sequences were taken, and where the next call goes on; 0 when there is none
         """
         keys = [
-            *self._of_leader(shard, model),
-            self._keys.owned(shard, executor, model),
-            self._keys.inbox(shard, executor),
+            *self._of_leader(led),
+            self._keys.owned(led.shard, executor, led.model),
+            self._keys.inbox(led.shard, executor),
         ]
         owners_max = LOST_OWNERS_MAX if lost else 0
-        return Call("reclaim", keys, [term, executor, count, tombstone_ms, owners_max, after, *only], tuple)
+        return Call("reclaim", keys, [led.term, executor, count, tombstone_ms, owners_max, after, *only], tuple)
 
     def reload(
         self,
@@ -266,20 +255,16 @@ class Scripts(ScriptSender):
         ]
         return Call("page", keys, [executor, *(epoch for _, epoch in owned)], each_as(bool))
 
-    def vacate(
-        self, vacations: Sequence[Vacation], *, shard: ShardId, model: str, term: Term
-    ) -> Call[list[VacateCode]]:
+    def vacate(self, vacations: Sequence[Vacation], led: LedShard) -> Call[list[VacateCode]]:
         """Takes sequences of one model and shard out of their slots, between two steps, on executors that live."""
-        return self._of_each("vacate", vacations, self._of_leader(shard, model), (term,), each_as(VacateCode))
+        return self._of_each("vacate", vacations, self._of_leader(led), (led.term,), each_as(VacateCode))
 
-    def pause(
-        self, pauses: Sequence[Pausing], *, shard: ShardId, model: str, term: Term
-    ) -> Call[list[ExecutorId | None]]:
+    def pause(self, pauses: Sequence[Pausing], led: LedShard) -> Call[list[ExecutorId | None]]:
         """Pauses sequences of one model and shard, also in the middle of a step.
 
         Returns for each the executor whose inbox is to be drained, "" for none; None if it is not paused.
         """
-        return self._of_each("pause", pauses, self._of_leader(shard, model), (term,), _read_owners)
+        return self._of_each("pause", pauses, self._of_leader(led), (led.term,), _read_owners)
 
     def resume(self, sequences: Sequence[SequenceId]) -> Call[list[bool]]:
         """Resumes sequences of one shard; False for each that is not paused. Safe to repeat."""
@@ -289,18 +274,16 @@ class Scripts(ScriptSender):
         """Ends a sequence whose record its owner cannot read; False if another executor owns it."""
         return Call("lose", self._keys.records([sequence]), [executor, epoch], bool)
 
-    def sweep(self, sequences: Sequence[SequenceId], *, shard: ShardId, model: str, term: Term) -> Call[list[int]]:
+    def sweep(self, sequences: Sequence[SequenceId], led: LedShard) -> Call[list[int]]:
         """Writes again what sequences' records say and other keys have lost; 0 for each sequence that is over, or was
         lost.
         """
-        keys = self._of_leader(shard, model) + self._keys.records(sequences)
-        return Call("sweep", keys, [term], list)
+        keys = self._of_leader(led) + self._keys.records(sequences)
+        return Call("sweep", keys, [led.term], list)
 
-    def remove(
-        self, entries: Sequence[str | bytes], *, stream: str, shard: ShardId, model: str, term: Term
-    ) -> Call[int]:
+    def remove(self, entries: Sequence[str | bytes], stream: str, led: LedShard) -> Call[int]:
         """Removes entries of a model's feed or starts on which its leader has acted; returns how many were there."""
-        return Call("remove", [*self._of_leader(shard, model), stream], [term, *entries], int)
+        return Call("remove", [*self._of_leader(led), stream], [led.term, *entries], int)
 
     def drain(
         self, executor: ExecutorId, *, shard: ShardId, after: str = "0-0", count: int = 256, alive: bool = False
@@ -318,14 +301,12 @@ class Scripts(ScriptSender):
         while looked_at:
             after, looked_at, _ = await self.run(self.drain(executor, shard=shard, after=after, alive=alive))
 
-    def reject(
-        self, rejections: Sequence[Rejection], *, shard: ShardId, model: str, term: Term, tombstone_ms: int
-    ) -> Call[list[int]]:
+    def reject(self, rejections: Sequence[Rejection], led: LedShard, *, tombstone_ms: int) -> Call[list[int]]:
         """Ends waiting sequences.
 
         Returns for each the number of steps answered, -1 if it does not wait under that entry any more.
         """
-        return self._of_each("reject", rejections, self._of_leader(shard, model), (term, tombstone_ms), list)
+        return self._of_each("reject", rejections, self._of_leader(led), (led.term, tombstone_ms), list)
 
     def cancel(self, cancellations: Sequence[Cancellation], *, reply: bytes) -> Call[list[CancelCode]]:
         """Tells the mesh of steps (of one shard) whose callers have gone.
@@ -437,8 +418,9 @@ class Scripts(ScriptSender):
         own = [int(arg) if isinstance(arg, bool) else arg for one in told for arg in msgspec.structs.astuple(one)[1:]]
         return Call(script, [*keys, *self._keys.records(one.sequence for one in told)], [*args, *own], read)
 
-    def _of_leader(self, shard: ShardId, model: str) -> list[str]:
+    def _of_leader(self, led: LedShard) -> list[str]:
         """The first keys of every script of a model's leader (`leader.lua`)."""
+        shard, model, _ = led
         return [
             self._keys.fence(shard, model),
             self._keys.epoch(shard),

@@ -43,7 +43,7 @@ from shared.statistics.tally import ModelLoad
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
-from shared.store.script_values import Assignment, StepOutcome
+from shared.store.script_values import Assignment, LedShard, StepOutcome
 from shared.store.scripts import Scripts
 from shared.store.work_scripts import Take, Taken, WorkDone, WorkScripts
 from tests.scripted_mesh import commit_of
@@ -217,7 +217,7 @@ class FakeExecutor:
                     if fields[b"k"] != b"d"
                 ]
                 if places:
-                    await self.scripts.run(self.scripts.assign(places, shard=shard, model=model.name, term=Term(1)))
+                    await self.scripts.run(self.scripts.assign(places, LedShard(shard, model.name, Term(1))))
                 moved += len(places)
         return moved
 

@@ -19,7 +19,7 @@ from shared.store.commands import Redis
 from shared.store.connections.link import Link
 from shared.store.keyspace import Keyspace
 from shared.store.script_sender import Call
-from shared.store.script_values import Assignment, CommitCode, Submission, SubmitCode
+from shared.store.script_values import Assignment, CommitCode, LedShard, Submission, SubmitCode
 from shared.store.scripts import Scripts
 from shared.traces.tracing import Tracing
 from tests.scheduler.stage import MODEL, Stage, step_numbers
@@ -69,7 +69,7 @@ async def owned_by(stage: Stage, executor: ExecutorId, numbers: Sequence[int]) -
         place = Assignment(sequence, entry, executor, InstanceIndex(0), SlotIndex(slot))
         term = await stage.term()
         (epoch,) = await stage.scripts.run(
-            stage.scripts.assign([place], shard=stage.keys.shard_of(sequence), model=MODEL, term=term)
+            stage.scripts.assign([place], LedShard(stage.keys.shard_of(sequence), MODEL, term))
         )
         assert epoch
 

@@ -40,6 +40,7 @@ from shared.store.membership import Membership
 from shared.store.script_values import (
     CancelCode,
     Cancellation,
+    LedShard,
     StepCommit,
     Submission,
     SubmitCode,
@@ -273,7 +274,7 @@ class Stage:
         sequence = sequence_id(MODEL, "", correlation_id)
         vacation = Vacation(sequence, Epoch(int((await self.record(correlation_id))["ep"])))
         shard, term = self.keys.shard_of(sequence), await self.term()
-        call = self.scripts.vacate([vacation], shard=shard, model=MODEL, term=term)
+        call = self.scripts.vacate([vacation], LedShard(shard, MODEL, term))
         assert [VacateCode.VACATED] == await self.scripts.run(call)
 
     async def end_idle_time(self, correlation_id: CorrelationId) -> None:

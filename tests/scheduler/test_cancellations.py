@@ -50,6 +50,7 @@ from shared.store.script_values import (
     Assignment,
     CancelCode,
     CommitCode,
+    LedShard,
     StepCommit,
     StepOutcome,
     Submission,
@@ -196,7 +197,7 @@ class Game:
         for (entry, fields), (executor, slot) in zip(entries, free, strict=False):
             sequence = SequenceId(fields[b"q"].decode())
             place = Assignment(sequence, entry.decode(), executor, InstanceIndex(0), SlotIndex(slot))
-            call = self.mesh.scripts.assign([place], shard=shard, model=self.mesh.model, term=self.mesh.term)
+            call = self.mesh.scripts.assign([place], LedShard(shard, self.mesh.model, self.mesh.term))
             await self.mesh.scripts.run(call)
 
     async def places(self) -> set[tuple[ExecutorId, int]]:

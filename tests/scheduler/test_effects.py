@@ -21,6 +21,7 @@ from shared.contract.ids import Epoch, ExecutorId, InstanceIndex, SequenceId, Sl
 from shared.contract.limits import IDLE_MS_MAX
 from shared.contract.model_config import Direct, ModelConfig, SequenceBatching
 from shared.store.connections.redis_client import redis_now_ms
+from shared.store.script_values import LedShard
 from shared.store.scripts import Scripts
 from tests.scheduler.stage import MODEL, Stage
 from tests.scripted_mesh import commit_of
@@ -113,7 +114,7 @@ async def test_a_sweep_in_the_midst_of_a_takeover_loses_no_step(stage: Stage, *,
         await stage.kill(e1)
     term = await stage.term()
     reclaim = stage.scripts.reclaim(
-        e1, shard=stage.keys.shard_of(SEVEN), model=MODEL, term=term, count=1, tombstone_ms=10_000, lost=is_killed
+        e1, LedShard(stage.keys.shard_of(SEVEN), MODEL, term), count=1, tombstone_ms=10_000, lost=is_killed
     )
     assert (1, 0) == await stage.scripts.run(reclaim)
 
@@ -244,8 +245,8 @@ async def test_all_of_a_version_are_taken_though_a_call_looks_at_some_of_the_seq
         await stage.live(*range(1, count + 1))
     term = await stage.term()
 
-    about: dict[str, Any] = {"model": MODEL, "term": Term(term), "count": 2, "tombstone_ms": 1000}
-    other = [stage.scripts.reclaim(e1, shard=shard, **about, only=("2",)) for shard in shards]
+    led = [LedShard(shard, MODEL, Term(term)) for shard in shards]
+    other = [stage.scripts.reclaim(e1, each, count=2, tombstone_ms=1000, only=("2",)) for each in led]
     for taken, goes_on in await stage.scripts.run_together(other):
         assert 0 == taken
         assert goes_on, "not all have been looked at"

@@ -13,7 +13,7 @@ from shared.contract.messages import ReplyMessage, StepFlag, encode
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
-from shared.store.script_values import CommitCode, Rejection, StepOutcome, SubmitCode
+from shared.store.script_values import CommitCode, LedShard, Rejection, StepOutcome, SubmitCode
 from tests.scripted_mesh import ScriptedMesh, commit_of
 
 ALICE, BOB = ExecutorId("alice"), ExecutorId("bob")
@@ -49,9 +49,7 @@ async def reclaim_only(mesh: ScriptedMesh, *only: str, count: int = 9) -> list[i
     while not taken or goes_on:
         call = mesh.scripts.reclaim(
             ALICE,
-            shard=shard,
-            model="sum",
-            term=mesh.term,
+            LedShard(shard, "sum", mesh.term),
             count=count,
             tombstone_ms=1000,
             after=str(goes_on or ""),
@@ -191,6 +189,4 @@ async def end_all(mesh: ScriptedMesh, *numbers: int) -> list[int]:
         for number in numbers
         if (record := await mesh.record(number)).get("be")
     ]
-    return await mesh.scripts.run(
-        mesh.scripts.reject(waits, shard=shard, model="sum", term=mesh.term, tombstone_ms=60_000)
-    )
+    return await mesh.scripts.run(mesh.scripts.reject(waits, LedShard(shard, "sum", mesh.term), tombstone_ms=60_000))

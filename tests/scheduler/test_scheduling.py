@@ -19,7 +19,7 @@ from shared.contract.record import CANCELLED
 from shared.contract.tensors import Tensor
 from shared.store.connections.link import Link
 from shared.store.script_sender import Call
-from shared.store.script_values import CancelCode, CommitCode, Ending, StepCommit, StepOutcome
+from shared.store.script_values import CancelCode, CommitCode, Ending, LedShard, StepCommit, StepOutcome
 from shared.store.waiting_line import read_lines
 from tests.scheduler.stage import MODEL, Stage, step_numbers
 
@@ -581,7 +581,7 @@ async def test_steps_that_a_dead_leader_did_not_move_on_are_moved_by_the_next(st
         await stage.live(1)
     await stage.commands.xadd(stage.keys.inbox(shard, e1), {"k": "expired", "q": "gone", "e": "1"})
     term = await stage.term()
-    call = stage.scripts.reclaim(e1, shard=shard, model="sum", term=term, count=10, tombstone_ms=1000)
+    call = stage.scripts.reclaim(e1, LedShard(shard, "sum", term), count=10, tombstone_ms=1000)
     assert (1, 0) == await stage.scripts.run(call)
     async with stage.scheduler():
         (record,) = await stage.live(1)

@@ -41,7 +41,7 @@ from shared.store.commands import Redis
 from shared.store.connections.redis_client import redis_now_ms
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
-from shared.store.script_values import CommitCode, StepCommit, StepOutcome, Submission, SubmitCode
+from shared.store.script_values import CommitCode, LedShard, StepCommit, StepOutcome, Submission, SubmitCode
 from shared.store.waiting_line import read_lines
 from shared.traces.tracing import Tracing
 from tests.scripted_mesh import GATEWAY, ScriptedMesh
@@ -142,7 +142,7 @@ class Game:
             await self.commands.delete(self.keys.sequence(sequence).idle)
             shard = self.keys.shard_of(sequence)
             call = self.mesh.scripts.expire(
-                [sequence], shard=shard, model=self.mesh.model, term=Term(self.term), tombstone_ms=TOMBSTONE_MS
+                [sequence], LedShard(shard, self.mesh.model, Term(self.term)), tombstone_ms=TOMBSTONE_MS
             )
             assert [True] == await self.mesh.scripts.run(call)
             del self.steps[number]

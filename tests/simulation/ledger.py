@@ -25,7 +25,7 @@ from typing import Any
 from unittest.mock import patch
 
 from scheduler.core.expiry import TIMEOUT_MESSAGE
-from shared.contract.ids import Epoch, ExecutorId, SequenceId
+from shared.contract.ids import Epoch, SequenceId
 from shared.contract.messages import StepFlag, decode_infer, decode_reply
 from shared.contract.record import LOST
 from shared.store.exported import ExportedSequence
@@ -140,9 +140,9 @@ class Ledger:
     def _watched(self, make: Callable[..., Call[Any]], judge: Judge) -> Callable[..., Call[Any]]:
         """In the place of a method of `Scripts`. make: that method"""
 
-        def made(scripts: Scripts, told: Any, *executor: ExecutorId, **where: Any) -> Call[Any]:
-            call = make(scripts, told, *executor, **where)
-            caller = next(iter(executor), where.get("executor", ""))
+        def made(scripts: Scripts, told: Any, *place: Any, **where: Any) -> Call[Any]:
+            call = make(scripts, told, *place, **where)
+            caller = where.get("executor") or next(iter(place), "")
             sequences = [] if isinstance(told, str) else list(map(_sequence_of, told))
             name = tuple(map(_wire, call.keys)), tuple(map(_wire, call.args))
             self._calls[name] = Seen(

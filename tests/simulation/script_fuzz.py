@@ -31,6 +31,7 @@ from shared.store.script_values import (
     CancelCode,
     Cancellation,
     Ending,
+    LedShard,
     Orphan,
     Pausing,
     Rejection,
@@ -366,7 +367,7 @@ class Fuzz:
         until_ms = now_ms + self.chance.choice((-10 * IDLE_MS, 0, 50, 10 * IDLE_MS))
         record, is_idle, left_ms = self.truth.record(sequence), self.is_marker_gone(sequence), self.idle_ms(sequence)
         pausing = Pausing(sequence, until_ms)
-        (owner,) = self.run(self.scripts.pause([pausing], shard=SHARD, model=MODEL, term=self.leader.term))
+        (owner,) = self.run(self.scripts.pause([pausing], LedShard(SHARD, MODEL, self.leader.term)))
         self.tell(f"an operator pauses {sequence} until {until_ms % 1_000_000}: {owner}")
         self.truth.paused(sequence, record.get(b"st", b""), until_ms, is_paused=owner is not None, idle=is_idle)
         if owner is not None and record.get(b"be") != NO_ENTRY and self.idle_ms(sequence) < left_ms:
@@ -440,7 +441,7 @@ class Fuzz:
         """A key was unreadable, though nothing was lost with it: the new leader looks over every record."""
         for executor in self.executors:
             self.drain(executor)
-        looked_at = self.run(self.scripts.sweep(self.sequences, shard=SHARD, model=MODEL, term=leader.term))
+        looked_at = self.run(self.scripts.sweep(self.sequences, LedShard(SHARD, MODEL, leader.term)))
         for sequence, is_sound in zip(self.sequences, looked_at, strict=True):
             self.tell(f"{sequence} is looked over: {is_sound}")
             life = self.truth.current(sequence)
@@ -475,30 +476,27 @@ class Fuzz:
 
     def calls_of(self, leader: Leader) -> list[Call[Any]]:
         """Whatever a leader can do now, as if it knew everything."""
-        where: dict[str, Any] = {"shard": SHARD, "model": MODEL, "term": leader.term}
+        led = LedShard(SHARD, MODEL, leader.term)
         owner = self.chance.choice(self.executors).name
         calls: list[Call[Any]] = [
-            self.scripts.expire(self.sequences, tombstone_ms=TOMBSTONE_MS, **where),
-            self.scripts.reclaim(owner, count=10, tombstone_ms=TOMBSTONE_MS, **where),
-            self.scripts.lay_out([(InstanceIndex(0), SlotIndex(0))], owner, VERSION, **where),
-            self.scripts.recall(owner, **where),
+            self.scripts.expire(self.sequences, led, tombstone_ms=TOMBSTONE_MS),
+            self.scripts.reclaim(owner, led, count=10, tombstone_ms=TOMBSTONE_MS),
+            self.scripts.lay_out([(InstanceIndex(0), SlotIndex(0))], owner, VERSION, led),
+            self.scripts.recall(owner, led),
         ]
         feed = self.keys.feed(SHARD, MODEL)
         if news := self.do("XRANGE", feed, "-", "+"):
-            calls.append(self.scripts.remove([entry for entry, _ in news], stream=feed, **where))
+            calls.append(self.scripts.remove([entry for entry, _ in news], feed, led))
         for sequence in self.sequences:
             record = self.truth.record(sequence)
             if entry := record.get(b"be"):
                 place = Assignment(sequence, entry.decode(), owner, InstanceIndex(0), SlotIndex(0))
-                calls.append(self.scripts.assign([place], **where))
-                calls.append(
-                    self.scripts.reject(
-                        [Rejection(sequence, entry.decode(), b"rejected")], tombstone_ms=TOMBSTONE_MS, **where
-                    )
-                )
+                calls.append(self.scripts.assign([place], led))
+                refused = Rejection(sequence, entry.decode(), b"rejected")
+                calls.append(self.scripts.reject([refused], led, tombstone_ms=TOMBSTONE_MS))
             if epoch := record.get(b"ep"):
-                calls.append(self.scripts.vacate([Vacation(sequence, Epoch(int(epoch)))], **where))
-                calls.append(self.scripts.pause([Pausing(sequence, 0)], **where))
+                calls.append(self.scripts.vacate([Vacation(sequence, Epoch(int(epoch)))], led))
+                calls.append(self.scripts.pause([Pausing(sequence, 0)], led))
         return calls
 
     def hear(self, leader: Leader) -> None:
@@ -528,7 +526,7 @@ class Fuzz:
                 owner, slot, _ = leader.slots.pop(sequence)
                 if news.get("s") == "1":
                     leader.spare.add((owner, slot))
-            self.run(self.scripts.remove([entry], stream=feed, shard=SHARD, model=MODEL, term=leader.term))
+            self.run(self.scripts.remove([entry], feed, LedShard(SHARD, MODEL, leader.term)))
         for entry, flat in self.do("XRANGE", starts, f"({leader.starts}", "+"):
             leader.starts, news = entry.decode(), {k.decode(): v.decode() for k, v in pairs(flat)}
             if news["k"] in "wmr":
@@ -545,14 +543,14 @@ class Fuzz:
         if free := [(name, slot) for name, slot in self.free(leader) if name not in leader.recalls]:
             executor, slot = self.chance.choice(free)
             laid_out = [(InstanceIndex(0), SlotIndex(slot))]
-            self.run(self.scripts.lay_out(laid_out, executor, VERSION, shard=SHARD, model=MODEL, term=leader.term))
+            self.run(self.scripts.lay_out(laid_out, executor, VERSION, LedShard(SHARD, MODEL, leader.term)))
             self.tell(f"{executor}/{slot} is laid out")
             leader.spare.add((executor, slot))
 
     def recall(self, leader: Leader, executor: Executor | None = None) -> None:
         """What is laid out at an executor is taken back. The leader knows it when it hears of it."""
         name = (executor or self.chance.choice(self.executors)).name
-        leader.recalls[name] = self.run(self.scripts.recall(name, shard=SHARD, model=MODEL, term=leader.term))
+        leader.recalls[name] = self.run(self.scripts.recall(name, LedShard(SHARD, MODEL, leader.term)))
         self.tell(f"the spare slots of {name} are recalled")
 
     def assign(self, leader: Leader) -> None:
@@ -563,7 +561,7 @@ class Fuzz:
         sequence = self.chance.choice(sorted(leader.waiting))
         waits, (executor, slot) = leader.waiting.pop(sequence), self.chance.choice(free)
         place = Assignment(sequence, waits.entry, executor, InstanceIndex(0), SlotIndex(slot))
-        (epoch,) = self.run(self.scripts.assign([place], shard=SHARD, model=MODEL, term=leader.term))
+        (epoch,) = self.run(self.scripts.assign([place], LedShard(SHARD, MODEL, leader.term)))
         self.tell(f"{sequence} is assigned to {executor}/{slot}: epoch {epoch}")
         if epoch:
             leader.slots[sequence] = (executor, slot, epoch)
@@ -578,7 +576,7 @@ class Fuzz:
         sequence = self.chance.choice(sorted(leader.slots))
         owner, _, epoch = leader.slots[sequence]
         asked = Vacation(sequence, Epoch(epoch), moving=self.chance.random() < 0.5)
-        (code,) = self.run(self.scripts.vacate([asked], shard=SHARD, model=MODEL, term=leader.term))
+        (code,) = self.run(self.scripts.vacate([asked], LedShard(SHARD, MODEL, leader.term)))
         self.tell(f"{sequence} is asked for its slot, moving: {asked.moving}: {code.name}")
         if code is VacateCode.KEPT:
             return
@@ -593,7 +591,7 @@ class Fuzz:
         sequence = self.chance.choice(paged or self.sequences)
         is_paged = sequence in paged
         asked = Vacation(sequence, Epoch(0), moving=True)
-        (code,) = self.run(self.scripts.vacate([asked], shard=SHARD, model=MODEL, term=leader.term))
+        (code,) = self.run(self.scripts.vacate([asked], LedShard(SHARD, MODEL, leader.term)))
         self.tell(f"{sequence} is to have a slot: {code.name}")
         if (code is VacateCode.VACATED) is not is_paged:
             self.truth.violate(f"{sequence}: is paged: {is_paged}, and gets a slot: {code.name}")
@@ -624,7 +622,7 @@ class Fuzz:
         idle = [self.is_marker_gone(one) for one in sequences]
         for sequence in sequences:
             self.truth.time_has_come(sequence, self.bench.now_us // 1000)
-        call = self.scripts.expire(sequences, shard=SHARD, model=MODEL, term=leader.term, tombstone_ms=TOMBSTONE_MS)
+        call = self.scripts.expire(sequences, LedShard(SHARD, MODEL, leader.term), tombstone_ms=TOMBSTONE_MS)
         for sequence, ended, is_idle in zip(sequences, self.run(call), idle, strict=True):
             self.tell(f"{sequence} expires: {ended}")
             if ended:
@@ -644,9 +642,7 @@ class Fuzz:
             return
         sequence = self.chance.choice(waiting)
         one = Rejection(sequence, leader.waiting.pop(sequence).entry, b"rejected %d" % self.bench.calls)
-        (steps,) = self.run(
-            self.scripts.reject([one], shard=SHARD, model=MODEL, term=leader.term, tombstone_ms=TOMBSTONE_MS)
-        )
+        (steps,) = self.run(self.scripts.reject([one], LedShard(SHARD, MODEL, leader.term), tombstone_ms=TOMBSTONE_MS))
         self.tell(f"{sequence} is rejected: {steps}")
         if steps >= 0:
             self.truth.refused(sequence, one.reply, steps)
@@ -684,9 +680,7 @@ class Fuzz:
         looked_at = "" if only else self.chance.choice((executor.looked_at, ""))
         call = self.scripts.reclaim(
             executor.name,
-            shard=SHARD,
-            model=MODEL,
-            term=leader.term,
+            LedShard(SHARD, MODEL, leader.term),
             count=1,
             tombstone_ms=TOMBSTONE_MS,
             after=looked_at,

@@ -28,7 +28,7 @@ from shared.contract.model_config import ModelConfig
 from shared.contract.tensors import Tensor, to_numpy
 from shared.statistics.tally import ModelLoad
 from shared.store.membership import Membership
-from shared.store.script_values import CancelCode, Submission, SubmitCode, VacateCode
+from shared.store.script_values import CancelCode, LedShard, Submission, SubmitCode, VacateCode
 from shared.store.totals import Tallies
 from tests.executor.living import LEASE_MS, Running, living
 from tests.executor.patience import until
@@ -235,7 +235,7 @@ async def test_what_was_kept_for_a_replay_goes_when_its_sequence_expires(mesh: S
         assert 1 == await commands.xlen(inbox)
 
         await commands.delete(mesh.keys.sequence(step.sequence).idle)
-        expired = mesh.scripts.expire([step.sequence], shard=shard, model=mesh.model, term=mesh.term, tombstone_ms=1000)
+        expired = mesh.scripts.expire([step.sequence], LedShard(shard, mesh.model, mesh.term), tombstone_ms=1000)
         assert [True] == await mesh.scripts.run(expired)
 
         async with asyncio.timeout(60):

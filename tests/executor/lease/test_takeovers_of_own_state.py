@@ -30,7 +30,7 @@ from shared.contract.ids import ExecutorId, SequenceId, StepNumber, sequence_id
 from shared.contract.messages import ReplyMessage, StepFlag
 from shared.contract.tensors import to_numpy
 from shared.statistics.tally import ModelLoad
-from shared.store.script_values import Submission, SubmitCode, VacateCode
+from shared.store.script_values import LedShard, Submission, SubmitCode, VacateCode
 from shared.store.scripts import Scripts
 from shared.store.totals import Tallies
 from tests.executor.living import Running, living
@@ -355,7 +355,7 @@ async def test_what_was_kept_for_a_state_goes_when_its_sequence_ends_between_two
         sequence = mesh.sequence(7)
         await mesh.redis.delete(mesh.keys.sequence(sequence).idle)
         shard = mesh.keys.shard_of(sequence)
-        call = mesh.scripts.expire([sequence], shard=shard, model=mesh.model, term=mesh.term, tombstone_ms=60_000)
+        call = mesh.scripts.expire([sequence], LedShard(shard, mesh.model, mesh.term), tombstone_ms=60_000)
         assert [True] == await mesh.scripts.run(call)
         async with asyncio.timeout(60):
             while await inbox_length(mesh, a):
@@ -395,7 +395,7 @@ async def test_a_model_hears_of_every_sequence_that_has_left_and_before_anything
         sequence = mesh.sequence(8)
         await mesh.redis.delete(mesh.keys.sequence(sequence).idle)
         shard = mesh.keys.shard_of(sequence)
-        call = mesh.scripts.expire([sequence], shard=shard, model=mesh.model, term=mesh.term, tombstone_ms=1000)
+        call = mesh.scripts.expire([sequence], LedShard(shard, mesh.model, mesh.term), tombstone_ms=1000)
         assert [True] == await mesh.scripts.run(call)
         await hears("start 8", "release 8")
 

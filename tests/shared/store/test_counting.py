@@ -21,6 +21,7 @@ from shared.store.script_values import (
     CancelCode,
     Cancellation,
     CommitCode,
+    LedShard,
     Rejection,
 )
 from shared.store.totals import Tallies
@@ -146,9 +147,7 @@ async def test_every_step_of_a_sequence_that_waited_too_long_is_rejected_once(me
     entry = (await mesh.record(1))["be"]
     call = mesh.scripts.reject(
         [Rejection(mesh.sequence(1), entry, encode(ReplyMessage("1")))],
-        shard=SHARD,
-        model="sum",
-        term=Term(1),
+        LedShard(SHARD, "sum", Term(1)),
         tombstone_ms=60_000,
     )
 

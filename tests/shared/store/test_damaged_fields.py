@@ -20,6 +20,7 @@ from shared.store.script_sender import Call
 from shared.store.script_values import (
     CommitCode,
     Ending,
+    LedShard,
     Orphan,
     Rejection,
     StepAnswers,
@@ -160,7 +161,7 @@ class Story:
         await self._as_leader(self.mesh.scripts.vacate, [vacation])
 
     async def _as_leader(self, script: Callable[..., Call[Any]], *args: Any, **more: Any) -> None:
-        await self.run(script(*args, shard=self._shard, model="sum", term=self.mesh.term, **more))
+        await self.run(script(*args, LedShard(self._shard, "sum", self.mesh.term), **more))
 
     async def _epoch(self) -> Epoch:
         epoch = (await self.mesh.record(self.number)).get("ep", "")

@@ -22,7 +22,7 @@ from shared.store.connections.redis_client import connect
 from shared.store.keyspace import Keyspace
 from shared.store.libraries import EACH_CALL, LIBRARIES, NAMES, PRELUDES, file_text, library
 from shared.store.script_sender import Call
-from shared.store.script_values import CommitCode, StepCommit, StepOutcome
+from shared.store.script_values import CommitCode, LedShard, StepCommit, StepOutcome
 from shared.store.scripts import Scripts
 from tests.embedded_redis import EmbeddedRedis
 from tests.scripted_mesh import ScriptedMesh
@@ -114,7 +114,7 @@ async def test_a_scheduler_that_starts_removes_the_scripts_of_releases_that_have
 ) -> None:
     theirs = of_another_release(monkeypatch, mesh)
     sequence = [mesh.sequence(7)]
-    await theirs.run(theirs.sweep(sequence, shard=mesh.keys.shard_of(sequence[0]), model="sum", term=mesh.term))
+    await theirs.run(theirs.sweep(sequence, LedShard(mesh.keys.shard_of(sequence[0]), "sum", mesh.term)))
     seconds, _ = await mesh.redis.time()
     line = ServiceLine("executor", "executor-1", "9.9.9", "1.99", seconds * 1000)
     await mesh.redis.hset(mesh.keys.services, "other", msgspec.json.encode(line))

@@ -30,7 +30,7 @@ from shared.store.connections.redis_py import CONNECTION_LOST
 from shared.store.keyspace import Keyspace
 from shared.store.libraries import LUA
 from shared.store.metering import Metering
-from shared.store.script_values import CommitCode, Rejection, StepOutcome
+from shared.store.script_values import CommitCode, LedShard, Rejection, StepOutcome
 from shared.store.scripts import Scripts
 from shared.store.totals import Tallies
 from shared.store.waiting_line import ENDS, read_lines
@@ -106,9 +106,7 @@ async def test_whatever_a_sequence_dies_of_is_counted_as_the_reason_that_its_cal
     entry = (await mesh.record(4))["be"]
     shard, late = mesh.keys.shard_of(mesh.sequence(4)), encode(ReplyMessage("1"))
     rejection = Rejection(mesh.sequence(4), entry, late)
-    await mesh.scripts.run(
-        mesh.scripts.reject([rejection], shard=shard, model="sum", term=mesh.term, tombstone_ms=60_000)
-    )
+    await mesh.scripts.run(mesh.scripts.reject([rejection], LedShard(shard, "sum", mesh.term), tombstone_ms=60_000))
     assert {"lost": 2, "cancelled": 1, "rejected": 1} == await over()
 
     # It was idle for too long.
@@ -117,7 +115,7 @@ async def test_whatever_a_sequence_dies_of_is_counted_as_the_reason_that_its_cal
     assert CommitCode.COMMITTED is await ended(mesh, 5)
     sequence = mesh.sequence(5)
     await mesh.redis.delete(mesh.keys.sequence(sequence).idle)
-    expired = mesh.scripts.expire([sequence], shard=shard, model="sum", term=mesh.term, tombstone_ms=10_000)
+    expired = mesh.scripts.expire([sequence], LedShard(shard, "sum", mesh.term), tombstone_ms=10_000)
     await mesh.scripts.run(expired)
     assert {"lost": 2, "cancelled": 1, "rejected": 1, "expired": 1} == await over()
 

@@ -17,6 +17,7 @@ from shared.store.script_values import (
     CommitCode,
     EndCode,
     Ending,
+    LedShard,
     Orphan,
     SubmitCode,
     VacateCode,
@@ -150,7 +151,7 @@ async def test_a_paged_one_and_one_that_moves_are_paused_where_they_are(mesh: Sc
     assert (b"h", waits.encode()) == (await feed(mesh))[-1]
     late = Assignment(mesh.sequence(7), waits, BOB, InstanceIndex(0), SlotIndex(0))
     shard = mesh.keys.shard_of(mesh.sequence(7))
-    assert [0] == await mesh.scripts.run(mesh.scripts.assign([late], shard=shard, model="sum", term=mesh.term))
+    assert [0] == await mesh.scripts.run(mesh.scripts.assign([late], LedShard(shard, "sum", mesh.term)))
     assert await mesh.resume(7)
     assert 0 < await mesh.assign(7, BOB)
     assert [2] == [one.step for one in await mesh.steps(BOB)]
@@ -297,7 +298,7 @@ async def test_a_sweep_keeps_the_pause_and_a_dead_executor_takes_nothing_of_it(m
     await mesh.redis.delete(mesh.keys.deadlines(shard, "sum"))
     await mesh.take_over(ALICE)
 
-    assert [1] == await mesh.scripts.run(mesh.scripts.sweep([step.sequence], shard=shard, model="sum", term=mesh.term))
+    assert [1] == await mesh.scripts.run(mesh.scripts.sweep([step.sequence], LedShard(shard, "sum", mesh.term)))
 
     assert [] == await waiting_kinds(mesh)
     assert None is not await deadline_ms(mesh)
@@ -312,7 +313,7 @@ async def test_a_sweep_keeps_the_pause_of_one_without_an_open_step(mesh: Scripte
     before = await mesh.record(7)
 
     shard = mesh.keys.shard_of(step.sequence)
-    assert [1] == await mesh.scripts.run(mesh.scripts.sweep([step.sequence], shard=shard, model="sum", term=mesh.term))
+    assert [1] == await mesh.scripts.run(mesh.scripts.sweep([step.sequence], LedShard(shard, "sum", mesh.term)))
 
     assert before == await mesh.record(7)
 

@@ -21,7 +21,7 @@ from shared.contract.ids import ExecutorId, Term
 from shared.contract.limits import JOINED_MAX
 from shared.contract.messages import InboxStep, ReplyMessage, StepFlag, decode_infer, decode_reply, encode
 from shared.contract.tensors import to_numpy
-from shared.store.script_values import CommitCode, KeptReplies, StepOutcome, Submission, SubmitCode
+from shared.store.script_values import CommitCode, KeptReplies, LedShard, StepOutcome, Submission, SubmitCode
 from tests.scripted_mesh import GATEWAY, ScriptedMesh, commit_of
 
 ONE, TWO = ({"INPUT": np.full((1, 1), value, np.int32)} for value in (1, 2))
@@ -420,9 +420,7 @@ async def expire(mesh: ScriptedMesh, correlation_id: int) -> None:
     sequence = mesh.sequence(correlation_id)
     call = mesh.scripts.expire(
         [sequence],
-        shard=mesh.keys.shard_of(sequence),
-        model=mesh.model,
-        term=Term(1),
+        LedShard(mesh.keys.shard_of(sequence), mesh.model, Term(1)),
         tombstone_ms=TOMBSTONE_MS,
     )
     assert [True] == await mesh.scripts.run(call)

@@ -51,6 +51,7 @@ from shared.store.script_values import (
     CommitCode,
     EndCode,
     Ending,
+    LedShard,
     Orphan,
     Rejection,
     StepOutcome,
@@ -619,7 +620,7 @@ class TestCommit:
 @pytest.mark.parametrize("script", [name for name, preludes in PRELUDES.items() if "leader" in preludes])
 async def test_an_older_leader_changes_nothing_whatever_it_calls(mesh: ScriptedMesh, script: str) -> None:
     step = await start(mesh)
-    newer = mesh.scripts.sweep([step.sequence], shard=mesh.keys.shard_of(step.sequence), model="sum", term=Term(2))
+    newer = mesh.scripts.sweep([step.sequence], LedShard(mesh.keys.shard_of(step.sequence), "sum", Term(2)))
     await mesh.scripts.run(newer)
     older = Call(script, newer.keys, [1, *["1"] * 9], list)
     before = await mesh.record(7)
@@ -833,7 +834,7 @@ class TestVacate:
     ) -> VacateCode:
         vacation = Vacation(step.sequence, Epoch(step.epoch if epoch is None else epoch), moving)
         shard = mesh.keys.shard_of(step.sequence)
-        (code,) = await mesh.scripts.run(mesh.scripts.vacate([vacation], shard=shard, model="sum", term=mesh.term))
+        (code,) = await mesh.scripts.run(mesh.scripts.vacate([vacation], LedShard(shard, "sum", mesh.term)))
         return code
 
     async def paged(self, mesh: ScriptedMesh) -> InboxStep:
@@ -946,7 +947,7 @@ class TestVacate:
     async def test_it_expires_without_an_owner(self, mesh: ScriptedMesh) -> None:
         step = await self.paged(mesh)
         shard = mesh.keys.shard_of(step.sequence)
-        call = mesh.scripts.expire([step.sequence], shard=shard, model="sum", term=mesh.term, tombstone_ms=10_000)
+        call = mesh.scripts.expire([step.sequence], LedShard(shard, "sum", mesh.term), tombstone_ms=10_000)
         assert [False] == await mesh.scripts.run(call)
 
         await mesh.redis.delete(mesh.keys.sequence(step.sequence).idle)
@@ -1220,9 +1221,7 @@ class TestReject:
         (answered,) = await mesh.scripts.run(
             mesh.scripts.reject(
                 [Rejection(sequence, first_wait, late)],
-                shard=mesh.keys.shard_of(sequence),
-                model="sum",
-                term=Term(1),
+                LedShard(mesh.keys.shard_of(sequence), "sum", Term(1)),
                 tombstone_ms=60_000,
             )
         )
@@ -1245,7 +1244,7 @@ class TestReject:
 
         shard = mesh.keys.shard_of(step.sequence)
         (answered,) = await mesh.scripts.run(
-            mesh.scripts.reject([refusal], shard=shard, model="sum", term=Term(1), tombstone_ms=60_000)
+            mesh.scripts.reject([refusal], LedShard(shard, "sum", Term(1)), tombstone_ms=60_000)
         )
 
         await mesh.reply(last)
@@ -1262,9 +1261,7 @@ class TestReject:
         await mesh.reclaim(ALICE)
         refusal = Rejection(mesh.sequence(7), (await mesh.record(7))["be"], REPLY)
 
-        await mesh.scripts.run(
-            mesh.scripts.reject([refusal], shard=shard, model="sum", term=mesh.term, tombstone_ms=60_000)
-        )
+        await mesh.scripts.run(mesh.scripts.reject([refusal], LedShard(shard, "sum", mesh.term), tombstone_ms=60_000))
         await mesh.scripts.run(mesh.scripts.drain(ALICE, shard=shard))
 
         assert decode_reply(REPLY) == await mesh.reply(again)
@@ -1278,9 +1275,7 @@ class TestReject:
         await mesh.take_over(ALICE, lost=True)
         refusal = Rejection(step.sequence, (await mesh.record(7))["be"], REPLY)
 
-        await mesh.scripts.run(
-            mesh.scripts.reject([refusal], shard=shard, model="sum", term=Term(1), tombstone_ms=60_000)
-        )
+        await mesh.scripts.run(mesh.scripts.reject([refusal], LedShard(shard, "sum", Term(1)), tombstone_ms=60_000))
 
         record = await mesh.record(7)
         assert "o" == record["st"]
@@ -1304,7 +1299,7 @@ class TestReject:
         )
 
         answered = await mesh.scripts.run(
-            mesh.scripts.reject([refusal], shard=shard, model="sum", term=Term(1), tombstone_ms=60_000)
+            mesh.scripts.reject([refusal], LedShard(shard, "sum", Term(1)), tombstone_ms=60_000)
         )
 
         assert [many] == answered
@@ -1340,9 +1335,9 @@ class TestCancel:
         place = Assignment(sequence, old, ALICE, InstanceIndex(0), SlotIndex(0))
         late = [Rejection(sequence, old, REPLY)]
 
-        assert [0] == await mesh.scripts.run(mesh.scripts.assign([place], shard=shard, model="sum", term=Term(1)))
+        assert [0] == await mesh.scripts.run(mesh.scripts.assign([place], LedShard(shard, "sum", Term(1))))
         assert [-1] == await mesh.scripts.run(
-            mesh.scripts.reject(late, shard=shard, model="sum", term=Term(1), tombstone_ms=60_000)
+            mesh.scripts.reject(late, LedShard(shard, "sum", Term(1)), tombstone_ms=60_000)
         )
         assert "w" == (await mesh.record(7))["st"]
 
@@ -1952,7 +1947,7 @@ async def test_a_takeover_of_large_steps_does_not_hold_copies_of_all_of_them(pri
     before = (await redis.info("memory"))["used_memory_peak"]
 
     reclaim = scripts.reclaim(
-        ALICE, shard=shard, model="sum", term=Term(1), count=256, tombstone_ms=1000, after="0-0", lost=True
+        ALICE, LedShard(shard, "sum", Term(1)), count=256, tombstone_ms=1000, after="0-0", lost=True
     )
     assert (32, 32) == await scripts.run(reclaim)
     _, looked_at, stayed = await scripts.run(scripts.drain(ALICE, shard=shard))

@@ -18,7 +18,7 @@ from shared.contract.record import CANCELLED
 from shared.contract.tenants import EVERY_OTHER, NO_LIMITS, TenantLimits, Tenants
 from shared.store import reading
 from shared.store.membership import Membership
-from shared.store.script_values import Ending, SubmitCode, Submitted
+from shared.store.script_values import Ending, LedShard, SubmitCode, Submitted
 from shared.store.sequence_status import Wanted
 from shared.store.sequences import Sequences
 from shared.store.tenants import TOLD_MAX, KnownTenants, StoredTenants
@@ -85,8 +85,8 @@ async def idle_for_too_long(mesh: ScriptedMesh) -> None:
     await mesh.assign(1, ALICE)
     await mesh.commit(1, ALICE)
     await mesh.redis.delete(mesh.keys.sequence(mesh.sequence(1)).idle)
-    about: Any = {"shard": SHARD, "model": mesh.model, "term": mesh.term, "tombstone_ms": 10_000}
-    assert [True] == await mesh.scripts.run(mesh.scripts.expire([mesh.sequence(1)], **about))
+    led = LedShard(SHARD, mesh.model, mesh.term)
+    assert [True] == await mesh.scripts.run(mesh.scripts.expire([mesh.sequence(1)], led, tombstone_ms=10_000))
 
 
 ENDS = (ended_by_its_step, refused_while_it_waits, not_readable_any_more, idle_for_too_long)

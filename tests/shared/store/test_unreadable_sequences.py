@@ -15,6 +15,7 @@ from shared.statistics.tally import ModelLoad, packed
 from shared.store.reading import read_counts
 from shared.store.script_values import (
     CommitCode,
+    LedShard,
     StepCommit,
     StepOutcome,
     Submission,
@@ -376,7 +377,7 @@ async def test_it_ends_when_it_would_expire(mesh: ScriptedMesh, kind: str) -> No
         await mesh.redis.delete(mesh.keys.sequence(mesh.sequence(number)).idle)
 
     call = mesh.scripts.expire(
-        [mesh.sequence(VICTIM), mesh.sequence(OTHER)], shard=shard, model="sum", term=mesh.term, tombstone_ms=1000
+        [mesh.sequence(VICTIM), mesh.sequence(OTHER)], LedShard(shard, "sum", mesh.term), tombstone_ms=1000
     )
     assert [False, True] == await mesh.scripts.run(call)
 
@@ -397,7 +398,7 @@ async def test_a_deadline_of_what_is_no_sequence_of_the_model_is_gone_after_two_
     await mesh.redis.zadd(deadlines, {name: 1})
 
     for _ in range(2):
-        call = mesh.scripts.expire([SequenceId(name)], shard=shard, model="sum", term=mesh.term, tombstone_ms=1000)
+        call = mesh.scripts.expire([SequenceId(name)], LedShard(shard, "sum", mesh.term), tombstone_ms=1000)
         assert [False] == await mesh.scripts.run(call)
 
     assert 0 == await mesh.redis.zcard(deadlines)
@@ -412,7 +413,7 @@ async def test_who_is_not_idle_for_long_enough_is_not_ended_as_its_owners_set_wa
     await mesh.redis.delete(mesh.keys.owned(shard, ALICE, "sum"))
 
     both = [mesh.sequence(VICTIM), mesh.sequence(OTHER)]
-    call = mesh.scripts.expire(both, shard=shard, model="sum", term=mesh.term, tombstone_ms=1000)
+    call = mesh.scripts.expire(both, LedShard(shard, "sum", mesh.term), tombstone_ms=1000)
     assert [False, False] == await mesh.scripts.run(call)
 
     assert ["l", "l"] == [(await mesh.record(number))["st"] for number in (VICTIM, OTHER)]
@@ -519,7 +520,7 @@ async def test_counts_that_cannot_be_read_are_left_out(mesh: ScriptedMesh) -> No
 async def swept(mesh: ScriptedMesh) -> list[int]:
     shard = mesh.keys.shards[0]
     sequences = [mesh.sequence(number) for number in (VICTIM, OTHER)]
-    return await mesh.scripts.run(mesh.scripts.sweep(sequences, shard=shard, model="sum", term=mesh.term))
+    return await mesh.scripts.run(mesh.scripts.sweep(sequences, LedShard(shard, "sum", mesh.term)))
 
 
 @pytest.mark.leaves_sequences
