@@ -24,7 +24,7 @@ from executor.engine.base import Engine, FixesShape, Row, RowError, RowResult
 from executor.engine.null_rows import NULL_ROW
 from executor.models.slots import any_slot
 from shared.contract.errors import Code, LoadError
-from shared.contract.model_config import Direct, FixedShape, ModelConfig
+from shared.contract.model_config import FixedShape, ModelConfig
 from shared.contract.tensors import FLOATS, NUMPY_TYPE, Tensor, element_count, float_bytes, pack_bytes
 from shared.process import logs
 
@@ -202,11 +202,9 @@ class _Table:
     """Runs made-up sequences in an engine's batches: in random slots, or where slots are rows, in that of the place."""
 
     def __init__(self, engine: FixesShape, config: ModelConfig, chance: np.random.Generator, slots: int) -> None:
-        batching = config.sequence_batching
         self._engine = engine
         self._chance = chance
-        is_direct = batching is not None and isinstance(batching.strategy, Direct)
-        self._slot_is_row = is_direct and not any_slot(config, slots)
+        self._slot_is_row = config.is_direct and not any_slot(config, slots)
         self._beside: list[bytearray] = []
         controls = ControlTensors(config)
         self._controls = {starts: controls.of_nobody(start=starts, end=False) for starts in (False, True)}

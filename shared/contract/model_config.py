@@ -321,6 +321,11 @@ class ModelConfig(msgspec.Struct, frozen=True, dict=True):
         """Instances that each executor runs. The count of a GPU group is per GPU, as in Triton."""
         return sum(group.count * max(1, len(group.gpus)) for group in self.instance_groups) or 1
 
+    @property
+    def is_direct(self) -> bool:
+        """Whether it is a sequence model of the direct strategy."""
+        return self.sequence_batching is not None and isinstance(self.sequence_batching.strategy, Direct)
+
     @cached_property
     def inputs_by_name(self) -> dict[str, TensorSpec]:
         return {spec.name: spec for spec in self.inputs}

@@ -64,7 +64,7 @@ from executor.engine.row_shapes import RowShapes
 from shared.contract.errors import Code, LoadError, ModelError
 from shared.contract.ids import CorrelationId
 from shared.contract.limits import MODEL_STATE_BYTES_MAX
-from shared.contract.model_config import Direct, FixedShape, Oldest, SequenceRecovery
+from shared.contract.model_config import FixedShape, Oldest, SequenceRecovery
 from shared.contract.tensors import Tensor
 
 log = logging.getLogger(__name__)
@@ -122,7 +122,7 @@ class PythonEngine:
         self._process = os.getpid()
         self._coroutines = Coroutines(request.instance_name)
         strategy = batching.strategy if batching is not None else None
-        self._keeps_positions = isinstance(strategy, Direct)
+        self._keeps_positions = config.is_direct
         self._shapes = RowShapes(config)
         self._states = SlotStates(config.states, request.model_dir, request.state_value_bytes_max)
         self._has_state = self.frees_slots = self.is_testable = config.declares_state

@@ -29,7 +29,7 @@ from executor.engine.base import Row, RowError, RowResult
 from executor.engine.null_rows import zeros
 from executor.engine.pytorch.engine import TorchEngine
 from executor.engine.pytorch.kept_state import KeptForward
-from shared.contract.model_config import Direct, ModelConfig
+from shared.contract.model_config import ModelConfig
 from shared.contract.tensors import FLOATS, NUMPY_TYPE, Tensor, as_float, element_count, float_bytes
 
 ROWS = 4
@@ -101,8 +101,6 @@ class _Trial:
 
     def found(self, rows: int) -> str:
         """See `_tried`. Raises _UntoldError."""
-        batching = self._config.sequence_batching
-        has_places = batching is not None and isinstance(batching.strategy, Direct)
         half = rows // 2
         alone, together = self._run([0]), self._run(range(rows))
         # The first sequence is in the last row as well.
@@ -113,6 +111,7 @@ class _Trial:
             if not all(map(_close, together, self._run(range(rows)))):
                 raise _UntoldError("the module gives other results each time")
             return _MIX
+        has_places = self._config.is_direct
         if not has_places and not all(map(_similar, alone * 2, [*first[::rows], *first[rows - 1 :: rows]])):
             return "the results of a row depend on its place in a call, or on the number of rows"
         if self._engine.device.type == "cuda":

@@ -49,7 +49,7 @@ from executor.engine.pytorch.threads import use_threads
 from executor.engine.ragged import RaggedInputs, flat_parts, request_shapes
 from executor.engine.row_shapes import InputShapes, RowShapes, Verdict
 from shared.contract.errors import Code
-from shared.contract.model_config import BatchInput, ControlSpec, Direct, ModelConfig, StateSpec
+from shared.contract.model_config import BatchInput, ControlSpec, ModelConfig, StateSpec
 from shared.contract.tensors import Tensor, bytes_elements, element_count, shape_text
 from shared.statistics.tally import MemoryUse
 
@@ -98,8 +98,7 @@ class TorchEngine:
         self._ragged = RaggedInputs(config.inputs)
         self._input_position = {spec.name: position for position, spec in enumerate(config.inputs)}
         self._batched = config.max_batch_size > 0
-        batching = config.sequence_batching
-        self._keeps_positions = batching is not None and isinstance(batching.strategy, Direct)
+        self._keeps_positions = config.is_direct
         self._false = {name: tensor.raw for name, tensor in ControlTensors(config).null_row.items()}
         self._states_by_input = {state.spec.input_name: state for state in arena.states}
         self._fixed_threads = fixed_threads

@@ -17,15 +17,13 @@ from executor.engine.python.process.messages import Call, Ran, Run, travelling
 from executor.engine.python.process.open_requests import LOOK_S, OpenRequests, ReplayedAnswers
 from shared.contract.errors import Code, MeshError
 from shared.contract.ids import CorrelationId
-from shared.contract.model_config import Direct
 from shared.contract.tensors import Tensor
 
 
 class ProcessSequences:
     def __init__(self, request: LoadRequest, process: CurrentProcess, opened: OpenRequests) -> None:
         config = request.config
-        batching = config.sequence_batching
-        own_rows = batching is not None and isinstance(batching.strategy, Direct) and not batching.states
+        own_rows = config.is_direct and not config.states
         self._rows = max(1, config.max_batch_size) if own_rows else 1
         """Rows of a batch with a single request: a model may know its sequences by their places."""
         self._request = request
