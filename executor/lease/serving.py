@@ -303,7 +303,7 @@ class Serving:
 
     async def _start(self, place: Place, served: ServedVersion) -> None:
         assert self._group is not None
-        await _look(served)
+        await asyncio.gather(*(one.look() for one in served.readiness))
         if not self._goes_on(served.config.name):
             return
         if served.config.sequence_batching is not None:
@@ -530,11 +530,6 @@ class Serving:
             for version in versions
             if bool(version.config.ensemble) == ensembles
         }
-
-
-async def _look(served: ServedVersion) -> None:
-    """Asks a version's instances whether they are ready, if they can say."""
-    await asyncio.gather(*(one.look() for one in served.readiness))
 
 
 def has_place(served: ServedVersion, entry: InboxStep | InboxOwned) -> bool:
