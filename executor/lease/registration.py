@@ -25,7 +25,6 @@ from executor.lease.serving import Serving
 from executor.lease.watchdog import Watchdog
 from executor.models.repository import ModelRepository
 from executor.models.sources import ModelSource
-from executor.reporting.host import Host
 from executor.reporting.nvml import Nvml
 from executor.reporting.reports import Reporter
 from executor.sequences.committer import Committer
@@ -130,7 +129,6 @@ class Registration:
             Reports(connections.commands, connections.keys),
             self.executor,
             self.serving.reports,
-            Host(),
             Nvml(repository.devices.gpus),
         )
         self._started_ms = time.time_ns() // 1_000_000

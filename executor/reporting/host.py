@@ -11,16 +11,10 @@ import psutil
 from shared.statistics.reports import HostReport
 
 
-class Host:
-    """Reads the machine. psutil remembers the last reading, because utilization is a difference."""
-
-    def __init__(self) -> None:
-        self.report()
-
-    def report(self) -> HostReport:
-        """The machine now; utilization since the call before."""
-        try:
-            memory = psutil.virtual_memory()
-            return HostReport(psutil.cpu_percent() / 100, memory.total, memory.total - memory.available)
-        except OSError:
-            return HostReport(0.0, 0, 0)
+def host_report() -> HostReport:
+    """The machine now; utilization since the call before, which psutil remembers."""
+    try:
+        memory = psutil.virtual_memory()
+        return HostReport(psutil.cpu_percent() / 100, memory.total, memory.total - memory.available)
+    except OSError:
+        return HostReport(0.0, 0, 0)

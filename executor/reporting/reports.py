@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from executor.engine.python.model_metrics import custom_families
-from executor.reporting.host import Host
+from executor.reporting.host import host_report
 from executor.reporting.nvml import Nvml
 from shared.contract.ids import ExecutorId
 from shared.statistics.reports import ExecutorReport, ModelReport
@@ -30,7 +30,6 @@ class Reporter:
     reports: Reports
     executor: ExecutorId
     models: Callable[[], Iterable[ModelReport]]
-    host: Host
     gpus: Nvml
 
     async def run(self) -> None:
@@ -47,7 +46,7 @@ class Reporter:
         return ExecutorReport(
             executor=self.executor,
             host=socket.gethostname(),
-            machine=self.host.report(),
+            machine=host_report(),
             models=tuple(self.models()),
             gpus=gpus,
             families=custom_families(),

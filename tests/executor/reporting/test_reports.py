@@ -15,7 +15,7 @@ import pytest
 from redis.exceptions import ResponseError
 
 from executor.reporting import reports
-from executor.reporting.host import Host
+from executor.reporting.host import host_report
 from executor.reporting.nvml import Nvml
 from shared.contract.ids import ExecutorId
 from shared.statistics.reports import ExecutorReport, GpuReport, HostReport
@@ -39,11 +39,11 @@ def test_the_machine_is_as_busy_as_it_was_since_the_last_report(
     monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
     (tmp_path / "meminfo").write_text("".join(f"{name}: {size} kB\n" for name, size in MEMINFO.items()))
     (tmp_path / "stat").write_text("cpu 100 0 100 700 100 0 0 0 50 0\ncpu0 1 1 1 1\n")
-    host = Host()
+    host_report()
     (tmp_path / "stat").write_text("cpu 150 0 125 725 100 0 0 0 75 0\n")
 
-    assert HostReport(0.75, 1_024_000, 614_400) == host.report()
-    assert 0.0 == host.report().cpu_utilization
+    assert HostReport(0.75, 1_024_000, 614_400) == host_report()
+    assert 0.0 == host_report().cpu_utilization
 
 
 class FullRedis:
@@ -64,7 +64,7 @@ async def test_a_report_that_redis_has_no_memory_for_is_written_later(monkeypatc
     """An executor must not end for it."""
     monkeypatch.setattr(reports, "REPORT_INTERVAL_S", 0.0)
     redis: Any = FullRedis()
-    reporter = reports.Reporter(redis, ExecutorId("a"), list, Host(), Nvml(()))
+    reporter = reports.Reporter(redis, ExecutorId("a"), list, Nvml(()))
 
     running = asyncio.create_task(reporter.run())
     await redis.written.wait()
@@ -76,7 +76,7 @@ async def test_a_report_that_redis_has_no_memory_for_is_written_later(monkeypatc
 def test_where_there_is_no_proc_nothing_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
 
-    assert HostReport(0.0, 0, 0) == Host().report()
+    assert HostReport(0.0, 0, 0) == host_report()
 
 
 class Driver:
@@ -143,7 +143,7 @@ async def test_a_driver_that_takes_its_time_does_not_hold_up_the_loop(monkeypatc
     for name in ("nvmlInit", "nvmlDeviceGetHandleByIndex", "nvmlDeviceGetMemoryInfo"):
         monkeypatch.setattr(pynvml, name, noted(name))
     redis: Any = None
-    reporter = reports.Reporter(redis, ExecutorId("a"), list, Host(), Nvml((0,)))
+    reporter = reports.Reporter(redis, ExecutorId("a"), list, Nvml((0,)))
 
     assert ["GPU-100"] == [gpu.uuid for gpu in (await reporter.report()).gpus]
     assert threading.main_thread() not in asked_by
