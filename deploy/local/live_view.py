@@ -19,7 +19,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from deploy.local.terminal import printable
+from deploy.local.terminal import is_read, printable
 
 EXECUTORS_SHOWN = 8
 NEWS_SHOWN = 3
@@ -207,12 +207,14 @@ async def shown(console_url: str, token: str) -> None:
             try:
                 async for kind, data in messages(f"{console_url}/api/live", token):
                     screen.take(kind, data)
-                    live.refresh()
+                    if is_read(terminal.file):
+                        live.refresh()
             except (aiohttp.ClientError, TimeoutError):
                 screen.problem = "the console does not answer at the moment"
             except msgspec.DecodeError as unlike:
                 screen.problem = f"the console tells what this release does not read: {unlike}"
-            live.refresh()
+            if is_read(terminal.file):
+                live.refresh()
             await asyncio.sleep(RETRY_S)
 
 

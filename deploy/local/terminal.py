@@ -3,9 +3,12 @@
 import os
 import sys
 from contextlib import suppress
-from typing import Any, TextIO
+from functools import cache
+from typing import IO, Any, TextIO
 
 import click
+
+from shared.process.readers import Reader
 
 
 def printable(text: str) -> str:
@@ -34,8 +37,22 @@ def say(text: str) -> None:
 
 
 def show(line: str, output: TextIO) -> None:
-    """Writes a line, if it can be written: a mesh runs on when its reader has gone, or the disk is full. Its logs have
-    what matters.
+    """Writes a line, if it can be written: a mesh runs on when its reader has gone or does not read, or the disk is
+    full. Its logs have what matters.
     """
-    with suppress(OSError):
-        click.echo(line, file=output)
+    if is_read(output):
+        with suppress(OSError):
+            click.echo(line, file=output)
+
+
+def is_read(output: IO[str]) -> bool:
+    """Whether somebody reads it: nobody does at a terminal that was stopped with Ctrl-S."""
+    try:
+        return reader(output.fileno()).is_reading()
+    except OSError:  # no file of the system's
+        return True
+
+
+@cache
+def reader(descriptor: int) -> Reader:
+    return Reader(descriptor)

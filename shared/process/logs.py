@@ -6,6 +6,8 @@ Callers on a hot path that would have to build a field's value ask `enabled` fir
 
 A warning or an error with the same fields is written again only at growing intervals, with the field `repeated`: how
 often it came in between. So one cause does not fill a disk, or hide other events.
+
+While nobody reads the log, its lines are lost, and then counted in a line `log lines lost`.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from typing import Any, TextIO
 
 import orjson
 
+from shared.process.readers import PIECE_BYTES, Reader
 from shared.process.repeats import Repeats
 
 
@@ -134,11 +137,26 @@ class StandardError:
     def __init__(self) -> None:
         self._descriptor = os.dup(2)
         self._encoding = sys.stderr.encoding
+        self._reader = Reader(self._descriptor)
+        self._lost = 0
+        self._cut = False
 
     def write(self, text: str) -> None:
-        rest = text.encode(self._encoding, "backslashreplace")
-        while rest:
-            rest = rest[os.write(self._descriptor, rest) :]
+        """Writes a line. It is lost, or its end is, if nobody reads."""
+        line = rest = text.encode(self._encoding, "backslashreplace")
+        while rest and self._reader.is_reading():
+            if self._lost:
+                self._tell_of_lost()
+            else:
+                rest = rest[os.write(self._descriptor, rest[:PIECE_BYTES]) :]
+        self._lost += bool(rest)
+        self._cut |= 0 < len(rest) < len(line)
+
+    def _tell_of_lost(self) -> None:
+        if self._cut:
+            os.write(self._descriptor, b"\n")
+        lost, self._lost, self._cut = self._lost, 0, False
+        warning("log lines lost", lines=lost, cause="nobody read the log")
 
 
 def choose(levels: Collection[Level]) -> None:

@@ -734,6 +734,9 @@ class LaunchedTerminal:
         self.told = ""
         self._other_end = other_end
 
+    def types(self, key: bytes) -> None:
+        os.write(self._other_end, key)
+
     def reads_until(self, text: str) -> None:
         """Reads on until `text` is among all that was told."""
         while text not in self.told:
@@ -795,3 +798,22 @@ def test_a_terminal_that_cannot_draw_or_need_not_gets_plain_lines(tmp_path: Path
         terminal.reads_until("executor-1 was killed by SIGKILL")
 
     assert "\x1b" not in terminal.told
+
+
+@pytest.mark.parametrize(
+    ("drawn", "environment"), [("7 steps/s", {"FAKE_STREAM": STREAM}), ("/mesh\r\n", {"GIVEN_LIVE": "no"})]
+)
+def test_a_mesh_whose_terminal_is_stopped_goes_on(tmp_path: Path, drawn: str, environment: dict[str, str]) -> None:
+    """By Ctrl-S, until Ctrl-Q: a launcher that waited to be read would start nobody again."""
+
+    def pid() -> int:
+        return next(one.pid for one in read_state(tmp_path / "mesh").children if one.name == "executor-1")
+
+    with on_a_terminal(tmp_path / "mesh", **environment) as terminal:
+        terminal.reads_until(drawn)
+        terminal.types(b"\x13")
+        for _ in range(3):
+            before = pid()
+            os.kill(before, signal.SIGKILL)
+            wait(lambda before=before: pid() not in (0, before), "executor-1 runs again")
+        terminal.types(b"\x11")

@@ -9,11 +9,14 @@ import re
 import sys
 import tracemalloc
 import warnings
+from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
 from shared.process import logs
 from shared.process.logs import Level, level_of_line
+from shared.process.readers import PIECE_BYTES
 from shared.process.repeats import Repeats
 from tests.shared.conftest import Configure
 
@@ -254,3 +257,57 @@ def test_code_that_configures_logging_for_itself_does_not_end_the_log(
         logging.disable(logging.NOTSET)
 
     assert re.search("INFO +goes on where=here", stream.getvalue())
+
+
+@pytest.fixture
+def unread(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """A pipe in the place of standard error, into which not a byte more fits; its reader's end."""
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(write, b"." * PIECE_BYTES)
+    os.set_blocking(write, True)
+    monkeypatch.setattr(sys, "stderr", open(2, "w", encoding="utf-8", closefd=False))  # noqa: SIM115 - as Python opens it
+    kept = os.dup(2)
+    os.dup2(write, 2)
+    os.close(write)
+    logs.configure("info", "text")
+    try:
+        yield read
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(read)
+
+
+def emptied(read: int) -> bytes:
+    return os.read(read, 1 << 20)
+
+
+@pytest.mark.usefixtures("configured")
+@pytest.mark.timeout(20)  # without the bound it waits for ever
+def test_nobody_waits_for_a_reader_who_does_not_read_the_log(unread: int) -> None:
+    """Ctrl-S in a terminal, or a collector that hangs: a service that stood still would lose its leases."""
+    for number in range(100):
+        logs.info("unread", number=number)
+    emptied(unread)
+    logs.info("read again")
+
+    lost, read_again = emptied(unread).decode().splitlines()
+    assert "WARNING log lines lost lines=100" in lost
+    assert "read again" in read_again
+
+
+@pytest.mark.usefixtures("configured")
+@pytest.mark.timeout(20)
+def test_a_long_line_whose_reader_stops_ends_before_the_next_line(unread: int) -> None:
+    os.read(unread, PIECE_BYTES)
+    logs.info("long", text="x" * 3 * PIECE_BYTES)
+    emptied(unread)
+    logs.info("read again")
+
+    end, lost, read_again = emptied(unread).decode().splitlines()
+    assert "" == end
+    assert "log lines lost lines=1" in lost
+    assert "read again" in read_again
