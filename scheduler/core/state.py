@@ -65,51 +65,40 @@ class ExecutorPhase(StrEnum):
     EMPTY = "empty"
 
 
-SEQUENCE_MOVES: Mapping[tuple[SequencePhase, str], SequencePhase] = {
-    (SequencePhase.ABSENT, "begun"): SequencePhase.WAITING,
-    (SequencePhase.ABSENT, "moved"): SequencePhase.MOVING,
-    (SequencePhase.ABSENT, "returned"): SequencePhase.RETURNING,
-    (SequencePhase.ABSENT, "found"): SequencePhase.LIVE,
-    (SequencePhase.ABSENT, "seated"): SequencePhase.LIVE,
-    (SequencePhase.WAITING, "placed"): SequencePhase.ASSIGNING,
-    (SequencePhase.MOVING, "placed"): SequencePhase.ASSIGNING,
-    (SequencePhase.RETURNING, "placed"): SequencePhase.ASSIGNING,
-    (SequencePhase.WAITING, "rejected"): SequencePhase.ABSENT,
-    (SequencePhase.MOVING, "rejected"): SequencePhase.ABSENT,
-    (SequencePhase.RETURNING, "rejected"): SequencePhase.ABSENT,
-    (SequencePhase.WAITING, "cancelled"): SequencePhase.ABSENT,
-    (SequencePhase.MOVING, "expired"): SequencePhase.ABSENT,
-    (SequencePhase.MOVING, "paused"): SequencePhase.ABSENT,
-    (SequencePhase.RETURNING, "paused"): SequencePhase.ABSENT,
-    (SequencePhase.WAITING, "superseded"): SequencePhase.ABSENT,
-    (SequencePhase.MOVING, "superseded"): SequencePhase.ABSENT,
-    (SequencePhase.RETURNING, "superseded"): SequencePhase.ABSENT,
-    (SequencePhase.ASSIGNING, "confirmed"): SequencePhase.LIVE,
-    (SequencePhase.ASSIGNING, "refused"): SequencePhase.ABSENT,
-    (SequencePhase.ASSIGNING, "superseded"): SequencePhase.ABSENT,
-    (SequencePhase.ASSIGNING, "taken"): SequencePhase.ABSENT,
-    (SequencePhase.LIVE, "over"): SequencePhase.ABSENT,
-    (SequencePhase.LIVE, "superseded"): SequencePhase.ABSENT,
-    (SequencePhase.LIVE, "taken"): SequencePhase.ABSENT,
-    (SequencePhase.LIVE, "paged"): SequencePhase.ABSENT,
-    (SequencePhase.LIVE, "moved out"): SequencePhase.ABSENT,
-    (SequencePhase.LIVE, "asked"): SequencePhase.YIELDING,
-    (SequencePhase.YIELDING, "kept"): SequencePhase.LIVE,
-    (SequencePhase.YIELDING, "paged"): SequencePhase.ABSENT,
-    (SequencePhase.YIELDING, "over"): SequencePhase.ABSENT,
-    (SequencePhase.YIELDING, "superseded"): SequencePhase.ABSENT,
-    (SequencePhase.YIELDING, "taken"): SequencePhase.ABSENT,
-    (SequencePhase.YIELDING, "moved out"): SequencePhase.ABSENT,
-}
-"""(phase, move) -> phase.
+_ABSENT, _WAITING, _MOVING, _RETURNING, _ASSIGNING, _LIVE, _YIELDING = SequencePhase
 
-seated      it has taken a spare slot
-superseded  a later sequence with the same id waits or is live, so this one is over
-taken       reclaimed from its executor
-paged       it gave up its slot; the leader knows it again when it has a step, or is resumed after a pause
-paused      an operator paused it while it waited for a slot
-moved out   taken from a living executor, to get another slot at once
-"""
+SEQUENCE_MOVES: Mapping[tuple[SequencePhase, str], SequencePhase] = {
+    (before, move): after
+    for move, (befores, after) in {
+        "begun": ({_ABSENT}, _WAITING),
+        "moved": ({_ABSENT}, _MOVING),
+        "returned": ({_ABSENT}, _RETURNING),
+        "found": ({_ABSENT}, _LIVE),
+        # It has taken a spare slot.
+        "seated": ({_ABSENT}, _LIVE),
+        "placed": (IN_LINE, _ASSIGNING),
+        "confirmed": ({_ASSIGNING}, _LIVE),
+        "asked": ({_LIVE}, _YIELDING),
+        "kept": ({_YIELDING}, _LIVE),
+        "cancelled": ({_WAITING}, _ABSENT),
+        "expired": ({_MOVING}, _ABSENT),
+        # An operator paused it while it waited for a slot.
+        "paused": ({_MOVING, _RETURNING}, _ABSENT),
+        "rejected": (IN_LINE, _ABSENT),
+        "refused": ({_ASSIGNING}, _ABSENT),
+        "over": (CONFIRMED, _ABSENT),
+        # It gave up its slot; the leader knows it again when it has a step, or is resumed after a pause.
+        "paged": (CONFIRMED, _ABSENT),
+        # Taken from a living executor, to get another slot at once.
+        "moved out": (CONFIRMED, _ABSENT),
+        # Reclaimed from its executor.
+        "taken": (WITH_SLOT, _ABSENT),
+        # A later sequence with the same id waits or is live, so this one is over.
+        "superseded": (IN_LINE | WITH_SLOT, _ABSENT),
+    }.items()
+    for before in befores
+}
+"""(phase, move) -> phase."""
 
 EXECUTOR_MOVES: Mapping[tuple[ExecutorPhase, str], ExecutorPhase] = {
     (ExecutorPhase.ABSENT, "joined"): ExecutorPhase.SERVING,
