@@ -16,52 +16,30 @@ from gateway.models.metric_families import Labelled, Shown, counter
 from gateway.models.observation import EXECUTOR_STATES, Observed, each_model
 from gateway.models.redis_figures import CommandUse, RedisFigures
 from shared.contract.tenants import EVERY_OTHER
-from shared.statistics.meter import (
-    BATCH_ROWS,
-    CHECKPOINT_BYTES,
-    CHECKPOINTS,
-    OVER_QUOTA,
-    REPEATED_STEPS,
-    REPLAYED_STEPS,
-    REQUEST_TIME,
-    ROUND_TRIP,
-    ROW_BOUNDS,
-    SECOND,
-    SLOT_WAIT,
-    SLOT_WAIT_BOUNDS_S,
-    SLOT_WAITS,
-    STEP_OUTCOME,
-    TIME_BOUNDS_S,
-    Exemplar,
-    Histogram,
-    Phase,
-    histogram_of,
-    names_of,
-    phase_field,
-)
+from shared.statistics import meter
 from shared.statistics.reports import Sample
 from shared.statistics.tally import Counts
 from shared.store.script_values import StepOutcome
 from shared.store.waiting_line import ENDS
 from shared.traces.context import parse
 
-Exemplars = Mapping[Place, Sequence[Exemplar]]
+Exemplars = Mapping[Place, Sequence[meter.Exemplar]]
 
-STATELESS_PHASES = (Phase.GATEWAY, Phase.QUEUE, Phase.COMPUTE, Phase.REPLY)
+STATELESS_PHASES = (meter.Phase.GATEWAY, meter.Phase.QUEUE, meter.Phase.COMPUTE, meter.Phase.REPLY)
 REPEATED = ("repeated", "joined")
 MS = 1000
 
 
-def exemplars_of(observed: Observed, own: Iterable[tuple[str, str, Exemplar]]) -> Exemplars:
+def exemplars_of(observed: Observed, own: Iterable[tuple[str, str, meter.Exemplar]]) -> Exemplars:
     """The latest exemplar of each bucket. own: this gateway's, with model and version"""
-    latest: dict[tuple[str, str, str, int], Exemplar] = {}
+    latest: dict[tuple[str, str, str, int], meter.Exemplar] = {}
     reported = ((each.model, each.version, one) for each in each_model(observed.reports) for one in each.exemplars)
     for model, version, found in (*reported, *own):
         bucket = (model, version, found.name, found.bucket)
         before = latest.get(bucket)
         if before is None or before.at_ms < found.at_ms:
             latest[bucket] = found
-    shown: dict[Place, list[Exemplar]] = {}
+    shown: dict[Place, list[meter.Exemplar]] = {}
     for (model, version, *_), found in latest.items():
         shown.setdefault((model, version), []).append(found)
     return shown
@@ -70,7 +48,7 @@ def exemplars_of(observed: Observed, own: Iterable[tuple[str, str, Exemplar]]) -
 class _Histograms:
     """Builds a histogram's family, line by line. unit: how many of the distribution's units are one of the family's"""
 
-    def __init__(self, name: str, text: str, bounds: Sequence[float], unit: int = SECOND) -> None:
+    def __init__(self, name: str, text: str, bounds: Sequence[float], unit: int = meter.SECOND) -> None:
         self._about = (name, "histogram", text)
         self._bounds = [*(bound_text(float(bound)) for bound in bounds), "+Inf"]
         self._unit = unit
@@ -78,7 +56,7 @@ class _Histograms:
         self._exemplars: dict[int, ShownExemplar] = {}
 
     def add(
-        self, labels: Mapping[str, str], found: Histogram, of: str = "", exemplars: Iterable[Exemplar] = ()
+        self, labels: Mapping[str, str], found: meter.Histogram, of: str = "", exemplars: Iterable[meter.Exemplar] = ()
     ) -> None:
         """Adds what has these labels. of: name of the distribution; exemplars: of all distributions"""
         first = len(self._samples)
@@ -109,32 +87,42 @@ def request_families(models: Sequence[Shown], exemplars: Exemplars) -> list[Fami
     whole = _Histograms(
         "seqmesh_request_duration_seconds",
         "Time of requests that succeeded, from their arrival at a gateway to their answer",
-        TIME_BOUNDS_S,
+        meter.TIME_BOUNDS_S,
     )
     phases = _Histograms(
         "seqmesh_request_phase_duration_seconds",
         "Time of requests by phase, as their spans are called; schedule, queue and checkpoint of sequences' steps to "
         "the millisecond",
-        TIME_BOUNDS_S,
+        meter.TIME_BOUNDS_S,
     )
-    sizes = _Histograms("seqmesh_batch_size", "Rows of batches, without those that no request filled", ROW_BOUNDS, 1)
+    sizes = _Histograms(
+        "seqmesh_batch_size", "Rows of batches, without those that no request filled", meter.ROW_BOUNDS, 1
+    )
     for each in models:
         counts, known = each.statistics.counts, exemplars.get((each.statistics.name, each.version), ())
-        whole.add(each.labels, histogram_of(counts, REQUEST_TIME, TIME_BOUNDS_S), REQUEST_TIME, known)
-        for phase in Phase if each.record.config.sequence_batching is not None else STATELESS_PHASES:
-            field = phase_field(phase)
-            phases.add({**each.labels, "phase": phase}, histogram_of(counts, field, TIME_BOUNDS_S), field, known)
-        sizes.add(each.labels, histogram_of(counts, BATCH_ROWS, ROW_BOUNDS))
+        whole.add(
+            each.labels, meter.histogram_of(counts, meter.REQUEST_TIME, meter.TIME_BOUNDS_S), meter.REQUEST_TIME, known
+        )
+        for phase in meter.Phase if each.record.config.sequence_batching is not None else STATELESS_PHASES:
+            field = meter.phase_field(phase)
+            phases.add(
+                {**each.labels, "phase": phase}, meter.histogram_of(counts, field, meter.TIME_BOUNDS_S), field, known
+            )
+        sizes.add(each.labels, meter.histogram_of(counts, meter.BATCH_ROWS, meter.ROW_BOUNDS))
     return [family for each in (whole, phases, sizes) for family in each.families]
 
 
 SUMS: Sequence[tuple[str, str, str]] = (
-    ("seqmesh_steps_replayed_total", "Steps that ran again for their state alone, behind a checkpoint", REPLAYED_STEPS),
-    ("seqmesh_checkpoints_total", "Steps that were committed with a checkpoint", CHECKPOINTS),
+    (
+        "seqmesh_steps_replayed_total",
+        "Steps that ran again for their state alone, behind a checkpoint",
+        meter.REPLAYED_STEPS,
+    ),
+    ("seqmesh_checkpoints_total", "Steps that were committed with a checkpoint", meter.CHECKPOINTS),
     (
         "seqmesh_checkpoint_bytes_total",
         "Bytes of these checkpoints; how long they took: the phase checkpoint",
-        CHECKPOINT_BYTES,
+        meter.CHECKPOINT_BYTES,
     ),
 )
 """Counters of models with sequences: name, help text, and the field of their counts."""
@@ -163,13 +151,13 @@ def sequence_families(models: Sequence[Shown], led: Iterable[str]) -> list[Famil
             models,
             "seqmesh_steps_total",
             "Steps that were made final, by outcome",
-            lambda each: _by(each, "outcome", STEP_OUTCOME, [outcome.name.lower() for outcome in StepOutcome]),
+            lambda each: _by(each, "outcome", meter.STEP_OUTCOME, [outcome.name.lower() for outcome in StepOutcome]),
         ),
         counter(
             models,
             "seqmesh_steps_repeated_total",
             "Retries of accepted steps: answered from store (repeated), or with the first attempt (joined)",
-            lambda each: _by(each, "how", REPEATED_STEPS, REPEATED),
+            lambda each: _by(each, "how", meter.REPEATED_STEPS, REPEATED),
         ),
         *(
             counter(models, name, text, lambda each, field=field: [({}, each.statistics.counts.get(field, 0))])
@@ -208,12 +196,12 @@ def _slot_waits(models: Sequence[Shown]) -> list[Family]:
         "Time that sequences have waited for the slot that they got. `cause`: `start` for their first one, `page` "
         "after they were paged, `takeover` for another one: their owner was lost or left, or they were moved, resumed "
         "or imported",
-        SLOT_WAIT_BOUNDS_S,
+        meter.SLOT_WAIT_BOUNDS_S,
         MS,
     )
     for each in models:
-        for cause in SLOT_WAITS:
-            found = histogram_of(each.statistics.counts, f"{SLOT_WAIT}{cause}", SLOT_WAIT_BOUNDS_S)
+        for cause in meter.SLOT_WAITS:
+            found = meter.histogram_of(each.statistics.counts, f"{meter.SLOT_WAIT}{cause}", meter.SLOT_WAIT_BOUNDS_S)
             waits.add({**each.labels, "cause": cause}, found)
     return waits.families
 
@@ -224,7 +212,7 @@ def tenant_families(sequences: Mapping[str, int], of_mesh: Counts) -> list[Famil
     sequences  of each of them, those that are not over
     """
     # What was counted of a tenant stays in Redis when its limits are gone.
-    counts = {tenant: of_mesh.get(f"{OVER_QUOTA}{tenant}", 0) for tenant in (EVERY_OTHER, *sequences)}
+    counts = {tenant: of_mesh.get(f"{meter.OVER_QUOTA}{tenant}", 0) for tenant in (EVERY_OTHER, *sequences)}
     refused = {tenant: count for tenant, count in counts.items() if count}
     families = [
         number_family(
@@ -307,11 +295,11 @@ def redis_families(told: Mapping[str, RedisFigures], of_mesh: Counts) -> list[Fa
     trips = _Histograms(
         "seqmesh_redis_round_trip_duration_seconds",
         "Time of services for round trips to Redis, by the first script that they called",
-        TIME_BOUNDS_S,
+        meter.TIME_BOUNDS_S,
     )
-    for name in names_of(of_mesh, ROUND_TRIP):
-        service, _, call = name.removeprefix(ROUND_TRIP).partition("/")
-        trips.add({"service": service, "call": call}, histogram_of(of_mesh, name, TIME_BOUNDS_S))
+    for name in meter.names_of(of_mesh, meter.ROUND_TRIP):
+        service, _, call = name.removeprefix(meter.ROUND_TRIP).partition("/")
+        trips.add({"service": service, "call": call}, meter.histogram_of(of_mesh, name, meter.TIME_BOUNDS_S))
     families = trips.families
     if not told:
         return families

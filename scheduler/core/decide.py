@@ -9,39 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import chain
 
-from scheduler.core import balance, expiry, forecasts, paging, spares
+from scheduler.core import balance, events, expiry, forecasts, paging, spares
 from scheduler.core.actions import Action, Assign, Forget, LookForExpired, Pause, Reclaim, ReclaimPart, Reject
 from scheduler.core.backlog import MOVING_RANK
-from scheduler.core.events import (
-    Assigned,
-    ClockRead,
-    ContendersFound,
-    EpochsFound,
-    Event,
-    ExecutorLost,
-    ExecutorSeen,
-    ForecastAsked,
-    Forgotten,
-    IdleSeen,
-    IdleTimeCut,
-    Looked,
-    MovedOut,
-    MoveWished,
-    PatienceLowered,
-    PauseWished,
-    RecallSent,
-    Reclaimed,
-    SequenceFound,
-    SequenceOver,
-    SequenceWaits,
-    SharesSeen,
-    SparesRecalled,
-    SpareTaken,
-    Tick,
-    Vacated,
-    VersionsWithdrawn,
-    WaitEnded,
-)
+from scheduler.core.events import Event
 from scheduler.core.slots import SlotTable
 from scheduler.core.state import (
     CONFIRMED,
@@ -76,72 +47,72 @@ def decide(state: LeaderState, event: Event) -> list[Action]:
     raises   IllegalMoveError when the state contradicts itself; it must then be rebuilt from Redis
     """
     match event:
-        case SequenceWaits():
+        case events.SequenceWaits():
             return sequence_waits(state, event)
-        case PatienceLowered():
+        case events.PatienceLowered():
             return patience_lowered(state, event)
-        case WaitEnded():
+        case events.WaitEnded():
             return wait_ended(state, event)
-        case Assigned():
+        case events.Assigned():
             return assigned(state, event)
-        case SequenceOver():
+        case events.SequenceOver():
             return [*superseded_over(state, event), *sequence_over(state, event)]
-        case SpareTaken():
+        case events.SpareTaken():
             return spare_taken(state, event)
-        case RecallSent():
+        case events.RecallSent():
             return spares.recall_sent(state, event)
-        case SparesRecalled():
+        case events.SparesRecalled():
             return spares_recalled(state, event)
-        case SharesSeen():
+        case events.SharesSeen():
             state.shares = event.shares
             for backlog in state.backlogs.values():
                 backlog.reconsider_all()
             return []
-        case IdleTimeCut():
+        case events.IdleTimeCut():
             state.look_ms = min(state.look_ms, event.until_ms)
             return []
-        case Vacated():
+        case events.Vacated():
             return vacated(state, event)
-        case ClockRead():
+        case events.ClockRead():
             return clock_read(state, event)
-        case Looked():
+        case events.Looked():
             return looked(state, event)
-        case Tick():
+        case events.Tick():
             return tick(state, event)
-        case ExecutorSeen():
+        case events.ExecutorSeen():
             return executor_seen(state, event)
-        case ExecutorLost():
+        case events.ExecutorLost():
             return executor_lost(state, event)
-        case Reclaimed():
+        case events.Reclaimed():
             return reclaimed(state, event)
-        case Forgotten():
+        case events.Forgotten():
             return forgotten(state, event)
-        case SequenceFound():
+        case events.SequenceFound():
             return sequence_found(state, event)
-        case ContendersFound(executor, sequences, cause):
+        case events.ContendersFound(executor, sequences, cause):
             # It has dropped all but one of them, and only it knows which.
             return [Reclaim(executor, cause, sequences)]
-        case EpochsFound(newest):
+        case events.EpochsFound(newest):
             state.found_until = newest
             return []
-        case MovedOut():
+        case events.MovedOut():
             return moved_out(state, event)
-        case MoveWished():
+        case events.MoveWished():
             return balance.wish(state, event.sequence, event.to, event.entry, event.cause)
-        case PauseWished(sequence, until_ms, entry, cause):
+        case events.PauseWished(sequence, until_ms, entry, cause):
             return [Pause(sequence, until_ms, entry, cause)]
-        case ForecastAsked():
+        case events.ForecastAsked():
             return forecasts.asked(state, event)
-        case IdleSeen():
+        case events.IdleSeen():
             return forecasts.idle_seen(state, event)
-        case VersionsWithdrawn():
+        case events.VersionsWithdrawn():
             return versions_withdrawn(state, event)
 
 
 # -- sequences -------------------------------------------------------------------------------------------------------
 
 
-def sequence_waits(state: LeaderState, event: SequenceWaits) -> list[Action]:
+def sequence_waits(state: LeaderState, event: events.SequenceWaits) -> list[Action]:
     """Puts a sequence into the backlog. If a slot is free, it gets one at once."""
     actions: list[Action] = []
     state.underway.pop(event.sequence, None)
@@ -162,14 +133,14 @@ def sequence_waits(state: LeaderState, event: SequenceWaits) -> list[Action]:
     return actions + serve(state, event.version, event.cause)
 
 
-def patience_lowered(state: LeaderState, event: PatienceLowered) -> list[Action]:
+def patience_lowered(state: LeaderState, event: events.PatienceLowered) -> list[Action]:
     """Notes the earlier time at which a waiting sequence is refused, if it still waits at that entry."""
     if expiry.is_waiting(state, event.sequence, event.entry):
         expiry.watch(state, event.sequence, event.entry, event.deadline_ms)
     return []
 
 
-def wait_ended(state: LeaderState, event: WaitEnded) -> list[Action]:
+def wait_ended(state: LeaderState, event: events.WaitEnded) -> list[Action]:
     """Takes a sequence out of the backlog that waits no longer.
 
     While it is ASSIGNING nothing is done: `Assigned` with epoch 0 will say that it did not wait any more.
@@ -185,7 +156,7 @@ def wait_ended(state: LeaderState, event: WaitEnded) -> list[Action]:
     return end(state, sequence, how, event.cause)
 
 
-def assigned(state: LeaderState, event: Assigned) -> list[Action]:
+def assigned(state: LeaderState, event: events.Assigned) -> list[Action]:
     """Redis has confirmed a slot, or says (epoch 0) that the sequence did not wait any more."""
     sequence = state.sequences.get(event.sequence)
     if sequence is None or sequence.phase is not SequencePhase.ASSIGNING or sequence.entry != event.entry:
@@ -200,7 +171,7 @@ def assigned(state: LeaderState, event: Assigned) -> list[Action]:
     return []
 
 
-def sequence_over(state: LeaderState, event: SequenceOver) -> list[Action]:
+def sequence_over(state: LeaderState, event: events.SequenceOver) -> list[Action]:
     """Gives the slot of a sequence that is over to the next in the backlog.
 
     The end of an earlier epoch is ignored: the sequence has another slot by now.
@@ -223,7 +194,7 @@ def sequence_over(state: LeaderState, event: SequenceOver) -> list[Action]:
     return end(state, sequence, "paged" if is_paged else "over", event.cause, is_spare=event.is_spare)
 
 
-def superseded_over(state: LeaderState, event: SequenceOver) -> list[Action]:
+def superseded_over(state: LeaderState, event: events.SequenceOver) -> list[Action]:
     """Gives a slot to the next in the backlog that was believed spare since a later sequence of the id had come."""
     place = state.superseded.pop((event.sequence, event.epoch), None)
     table = state.ring(place.version).tables.get(place.executor) if place is not None else None
@@ -233,7 +204,7 @@ def superseded_over(state: LeaderState, event: SequenceOver) -> list[Action]:
     return serve(state, place.version, event.cause)
 
 
-def spare_taken(state: LeaderState, event: SpareTaken) -> list[Action]:
+def spare_taken(state: LeaderState, event: events.SpareTaken) -> list[Action]:
     """A sequence that has begun, or returned, has a slot that was spare. Otherwise as `sequence_found`."""
     # It was found when the state was rebuilt, or is over. Its slot may be laid out again by now.
     if event.epoch <= state.found_until.get(shard_of(event.sequence, state.policy.shards), NO_EPOCH):
@@ -263,7 +234,7 @@ def spare_taken(state: LeaderState, event: SpareTaken) -> list[Action]:
     return actions + balance.fulfilled(state, event.sequence, event.place.executor)
 
 
-def is_behind(known: Sequence, event: SpareTaken) -> bool:
+def is_behind(known: Sequence, event: events.SpareTaken) -> bool:
     """Whether what is known of a sequence is newer than that it has taken a spare slot.
 
     A wait that began before is over, also if nobody has said so: its record could not be read, or the feed was long.
@@ -274,13 +245,13 @@ def is_behind(known: Sequence, event: SpareTaken) -> bool:
     return known.entry.ms >= event.taken_ms
 
 
-def spares_recalled(state: LeaderState, event: SparesRecalled) -> list[Action]:
+def spares_recalled(state: LeaderState, event: events.SparesRecalled) -> list[Action]:
     """An executor's slots are spare no more in one shard: sequences that wait may have them."""
     executor = spares.recalled(state, event)
     return serve_all(state, versions_of(executor), event.cause) if executor is not None else []
 
 
-def vacated(state: LeaderState, event: Vacated) -> list[Action]:
+def vacated(state: LeaderState, event: events.Vacated) -> list[Action]:
     """A holder was asked for its slot. If it was busy and keeps the slot, the next holder is asked."""
     sequence = state.sequences.get(event.sequence)
     if sequence is None or sequence.phase is not SequencePhase.YIELDING or sequence.epoch != event.epoch:
@@ -292,7 +263,7 @@ def vacated(state: LeaderState, event: Vacated) -> list[Action]:
     return paging.ask_for_slots(state, sequence.version, event.cause)
 
 
-def moved_out(state: LeaderState, event: MovedOut) -> list[Action]:
+def moved_out(state: LeaderState, event: events.MovedOut) -> list[Action]:
     """A sequence was to be moved. If it was taken, its slot goes to the next in the backlog."""
     if event.epoch == NO_EPOCH:
         return [] if event.is_taken else balance.dismissed(state, event.sequence, event.cause)
@@ -306,7 +277,7 @@ def moved_out(state: LeaderState, event: MovedOut) -> list[Action]:
     return end(state, sequence, "moved out", event.cause)
 
 
-def sequence_found(state: LeaderState, event: SequenceFound) -> list[Action]:
+def sequence_found(state: LeaderState, event: events.SequenceFound) -> list[Action]:
     """Takes a slot that Redis says is taken. If that is not possible, the sequence is reclaimed."""
     executor = state.executors.get(event.place.executor)
     if executor is None or executor.phase is not ExecutorPhase.SERVING or event.sequence in state.sequences:
@@ -322,7 +293,7 @@ def sequence_found(state: LeaderState, event: SequenceFound) -> list[Action]:
     return []
 
 
-def seat(state: LeaderState, event: SequenceFound | SpareTaken, how: str) -> None:
+def seat(state: LeaderState, event: events.SequenceFound | events.SpareTaken, how: str) -> None:
     """Notes that a sequence holds a slot, which was taken for it."""
     version = event.place.version
     sequence = Sequence(
@@ -404,7 +375,7 @@ def end(state: LeaderState, sequence: Sequence, how: str, cause: str, *, is_spar
 # -- executors -------------------------------------------------------------------------------------------------------
 
 
-def executor_seen(state: LeaderState, event: ExecutorSeen) -> list[Action]:
+def executor_seen(state: LeaderState, event: events.ExecutorSeen) -> list[Action]:
     """An executor has joined, or offers other versions. Its sequences keep their slots, unless a slot is gone.
 
     Sequences of a version that it offers no more are reclaimed. If a sequence's slot does not exist in the new tables,
@@ -439,7 +410,7 @@ def executor_seen(state: LeaderState, event: ExecutorSeen) -> list[Action]:
     return actions + serve_all(state, sorted(offered | gone), event.cause)
 
 
-def executor_lost(state: LeaderState, event: ExecutorLost) -> list[Action]:
+def executor_lost(state: LeaderState, event: events.ExecutorLost) -> list[Action]:
     """An executor is gone: its slots with it, and its sequences are reclaimed."""
     executor = state.executors.get(event.executor)
     if executor is None:
@@ -462,7 +433,7 @@ def clear(state: LeaderState, executor: Executor, cause: str) -> None:
     drop(state, held, cause)
 
 
-def reclaimed(state: LeaderState, event: Reclaimed) -> list[Action]:
+def reclaimed(state: LeaderState, event: events.Reclaimed) -> list[Action]:
     """Some of a lost executor's sequences were taken. `clock_read` has more of them taken, until there are none."""
     executor = state.executors.get(event.executor)
     if event.is_all and executor is not None and executor.phase is ExecutorPhase.LOST:
@@ -471,7 +442,7 @@ def reclaimed(state: LeaderState, event: Reclaimed) -> list[Action]:
     return []
 
 
-def forgotten(state: LeaderState, event: Forgotten) -> list[Action]:
+def forgotten(state: LeaderState, event: events.Forgotten) -> list[Action]:
     """Redis holds nothing of an executor any more."""
     executor = state.executors.get(event.executor)
     if executor is not None and executor.phase is ExecutorPhase.EMPTY:
@@ -523,7 +494,7 @@ def versions_of(executor: Executor) -> list[str]:
 # -- time ------------------------------------------------------------------------------------------------------------
 
 
-def clock_read(state: LeaderState, event: ClockRead) -> list[Action]:
+def clock_read(state: LeaderState, event: events.ClockRead) -> list[Action]:
     """A turn begins: every takeover goes on by a part. In between, what was taken gets its slots: so nobody waits until
     all of tens of thousands are taken. Spare slots that were recalled for the turn before are laid out again."""
     state.now_ms = max(state.now_ms, event.now_ms)
@@ -534,7 +505,7 @@ def clock_read(state: LeaderState, event: ClockRead) -> list[Action]:
     ]
 
 
-def tick(state: LeaderState, event: Tick) -> list[Action]:
+def tick(state: LeaderState, event: events.Tick) -> list[Action]:
     """Does what is due by time: refuses sequences that have waited too long, looks for idle sequences, pages, evens out
     load, pursues wishes, makes a forecast, and forgets executors that are long gone."""
     is_look_due = event.now_ms >= state.look_ms or event.now_ms < state.now_ms
@@ -550,7 +521,7 @@ def tick(state: LeaderState, event: Tick) -> list[Action]:
     return actions + [forget(executor, state.now_ms, event.cause) for executor in forgettable(state)]
 
 
-def looked(state: LeaderState, event: Looked) -> list[Action]:
+def looked(state: LeaderState, event: events.Looked) -> list[Action]:
     """Computes when to look for idle sequences next.
 
     Before the earliest deadline that was found, no known sequence is due. A sequence whose step ends after the look
@@ -581,7 +552,7 @@ def is_due(state: LeaderState, now_ms: int) -> bool:
     )
 
 
-def versions_withdrawn(state: LeaderState, event: VersionsWithdrawn) -> list[Action]:
+def versions_withdrawn(state: LeaderState, event: events.VersionsWithdrawn) -> list[Action]:
     """Refuses every sequence that waits for an unloaded version, also a sequence that has had a slot before. But while
     a takeover goes on, steps of such a one may lie in the lost executor's inbox: it is refused with them, later.
     """

@@ -8,49 +8,20 @@ from typing import Any
 
 import msgspec
 
+from shared.contract import record
 from shared.contract.ids import CorrelationId, SequenceId, correlation_id_of, sequence_id
-from shared.contract.record import (
-    ACCEPTED,
-    BIRTH,
-    CANCELLED,
-    CHECKPOINTED,
-    CLOSED,
-    COMMITTED,
-    DURABLE,
-    ENDED,
-    EPOCH,
-    EXPIRED,
-    FAILED,
-    FIRST_EPOCH,
-    INSTANCE,
-    LATEST,
-    LIVE,
-    LOST,
-    MOVING,
-    NO_ENTRY,
-    OWNER,
-    PAGED,
-    PAUSE,
-    SLOT,
-    START,
-    STATE,
-    TENANT,
-    VERSION,
-    WAIT_ENTRY,
-    WAITING,
-)
 from shared.store.reading import text_of
 
 STATES = {
-    WAITING: "waiting",
-    LIVE: "live",
-    MOVING: "moving",
-    PAGED: "paged",
-    ENDED: "ended",
-    EXPIRED: "expired",
-    FAILED: "failed",
-    LOST: "lost",
-    CANCELLED: "cancelled",
+    record.WAITING: "waiting",
+    record.LIVE: "live",
+    record.MOVING: "moving",
+    record.PAGED: "paged",
+    record.ENDED: "ended",
+    record.EXPIRED: "expired",
+    record.FAILED: "failed",
+    record.LOST: "lost",
+    record.CANCELLED: "cancelled",
 }
 """The states of a record by their names (docs/reference/keys.md)."""
 PAUSED = "paused"
@@ -60,8 +31,9 @@ OPEN_STATES = ("waiting", "live", "moving", "paged", PAUSED)
 IN_LINE = ("waiting", "moving")
 """States of sequences that wait for a slot."""
 FIELDS_READ = (
-    *(STATE, OWNER, INSTANCE, SLOT, EPOCH, VERSION, BIRTH, ACCEPTED, COMMITTED, CHECKPOINTED, START, CLOSED),
-    *(DURABLE, LATEST, FIRST_EPOCH, WAIT_ENTRY, PAUSE, TENANT),
+    *(record.STATE, record.OWNER, record.INSTANCE, record.SLOT, record.EPOCH, record.VERSION, record.BIRTH),
+    *(record.ACCEPTED, record.COMMITTED, record.CHECKPOINTED, record.START, record.CLOSED, record.DURABLE),
+    *(record.LATEST, record.FIRST_EPOCH, record.WAIT_ENTRY, record.PAUSE, record.TENANT),
 )
 
 
@@ -160,14 +132,14 @@ class Wanted:
         return sorted(by_id, key=SORT_KEYS[self.sort.removeprefix("-")], reverse=self.sort.startswith("-"))
 
 
-def status_of(sequence: SequenceId, record: Sequence[bytes | None], *, idle_left_ms: int) -> SequenceStatus | None:
+def status_of(sequence: SequenceId, values: Sequence[bytes | None], *, idle_left_ms: int) -> SequenceStatus | None:
     """The status of a sequence by the fields `FIELDS_READ` of its record; None if it has none. Raises one of `FAILURES`
     for a record that cannot be read.
 
     idle_left_ms  what is left of the idle marker, -1 or less if there is none
     """
-    found = dict(zip(FIELDS_READ, record, strict=True))
-    if (state := found[STATE]) is None:
+    found = dict(zip(FIELDS_READ, values, strict=True))
+    if (state := found[record.STATE]) is None:
         return None
 
     def count(field: str) -> int:
@@ -176,28 +148,29 @@ def status_of(sequence: SequenceId, record: Sequence[bytes | None], *, idle_left
     def text(field: str) -> str:
         return text_of(found[field] or b"")
 
-    accepted, committed = count(ACCEPTED), count(COMMITTED)
-    is_live, is_paused = state == LIVE, found[WAIT_ENTRY] == NO_ENTRY
+    epochs = found[record.EPOCH], found[record.FIRST_EPOCH]
+    accepted, committed = count(record.ACCEPTED), count(record.COMMITTED)
+    is_live, is_paused = state == record.LIVE, found[record.WAIT_ENTRY] == record.NO_ENTRY
     model, requested, _ = sequence.split("|", 2)
     return SequenceStatus(
         model=model,
         id=correlation_id_of(sequence),
         state=PAUSED if is_paused else STATES[state],
-        version=text(VERSION),
-        last_step=max(0, accepted - count(START) + 1),
+        version=text(record.VERSION),
+        last_step=max(0, accepted - count(record.START) + 1),
         open_steps=accepted - committed,
-        behind=max(0, committed - count(CHECKPOINTED)),
-        recoverable=found[DURABLE] == b"1",
-        closed=found[CLOSED] == b"1",
-        begun_ms=int((text(BIRTH) or "0").partition("-")[0]),
-        used_ms=int((text(LATEST) or "0").split()[0]),
+        behind=max(0, committed - count(record.CHECKPOINTED)),
+        recoverable=found[record.DURABLE] == b"1",
+        closed=found[record.CLOSED] == b"1",
+        begun_ms=int((text(record.BIRTH) or "0").partition("-")[0]),
+        used_ms=int((text(record.LATEST) or "0").split()[0]),
         requested_version=requested,
-        executor=text(OWNER) if is_live else "",
-        instance=count(INSTANCE) if is_live else None,
-        slot=count(SLOT) if is_live else None,
-        epoch=count(EPOCH) if is_live else None,
+        executor=text(record.OWNER) if is_live else "",
+        instance=count(record.INSTANCE) if is_live else None,
+        slot=count(record.SLOT) if is_live else None,
+        epoch=count(record.EPOCH) if is_live else None,
         idle_left_ms=idle_left_ms if idle_left_ms >= 0 and not is_paused else None,
-        has_moved=None not in (found[EPOCH], found[FIRST_EPOCH]) and found[EPOCH] != found[FIRST_EPOCH],
-        paused_until_ms=int(text(PAUSE).split()[0]) if is_paused else None,
-        tenant=text(TENANT),
+        has_moved=None not in epochs and epochs[0] != epochs[1],
+        paused_until_ms=int(text(record.PAUSE).split()[0]) if is_paused else None,
+        tenant=text(record.TENANT),
     )

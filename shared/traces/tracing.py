@@ -55,20 +55,7 @@ from dataclasses import dataclass, field
 from shared.contract.endpoints import Endpoint
 from shared.contract.ids import Epoch, SequenceId, model_of
 from shared.process import logs
-from shared.traces.context import (
-    ClientContext,
-    Sampler,
-    client_context,
-    new_span_id,
-    new_trace_id,
-    parse,
-    sampler_from,
-    sequence_root_id,
-    sequence_trace_id,
-    sequence_traceparent,
-    takeover_id,
-    traceparent,
-)
+from shared.traces import context
 from shared.traces.control import TraceControl
 from shared.traces.conventions import ENDPOINTS, ERROR_TYPE
 from shared.traces.spans import AttributeValue, FinishedSpan, SpanName, SpanSink
@@ -126,13 +113,13 @@ class RecordedStep(StepSpan):
     sequence: SequenceId | None
     model: str
     start: bool
-    client: ClientContext | None
+    client: context.ClientContext | None
     trace_id: int
     parent_id: int
     begin_ns: int
     of_ensemble: bool = False
     root: tuple[int, int] | None = None
-    span_id: int = field(default_factory=new_span_id)
+    span_id: int = field(default_factory=context.new_span_id)
     accepted_ns: int = 0
     replied_ns: int = 0
     ended: bool = False
@@ -147,7 +134,7 @@ class RecordedStep(StepSpan):
 
     @property
     def traceparent(self) -> str:
-        return traceparent(self.trace_id, self.span_id)
+        return context.traceparent(self.trace_id, self.span_id)
 
     def accepted(self, step: int, *, repeated: bool = False, at_ns: int = 0) -> None:
         self.accepted_ns = at_ns or time.time_ns()
@@ -204,7 +191,7 @@ class RecordedStep(StepSpan):
     def _record_start(self, sequence: SequenceId, root: tuple[int, int], step: int) -> None:
         """Records the root span; if the run continues a live record, a child of the root."""
         trace_id, root_id = root
-        span_id, parent_id = (root_id, 0) if step <= 1 else (new_span_id(), root_id)
+        span_id, parent_id = (root_id, 0) if step <= 1 else (context.new_span_id(), root_id)
         attributes = prefixed({"model": self.model, "sequence": sequence, "step": step})
         start_ns, end_ns = self.begin_ns, self.accepted_ns
         self.sink.emit(
@@ -214,7 +201,7 @@ class RecordedStep(StepSpan):
         )
 
     def _child(self, name: SpanName, start_ns: int, end_ns: int) -> None:
-        self.sink.emit(FinishedSpan(name, self.trace_id, new_span_id(), self.span_id, start_ns, end_ns, {}))
+        self.sink.emit(FinishedSpan(name, self.trace_id, context.new_span_id(), self.span_id, start_ns, end_ns, {}))
 
 
 class Tracing:
@@ -223,9 +210,9 @@ class Tracing:
     Methods may be called from any thread.
     """
 
-    def __init__(self, sink: SpanSink | None = None, sampler: Sampler | None = None) -> None:
+    def __init__(self, sink: SpanSink | None = None, sampler: context.Sampler | None = None) -> None:
         self._sink = sink
-        self.control = TraceControl(sampler or Sampler(), exporting=sink is not None)
+        self.control = TraceControl(sampler or context.Sampler(), exporting=sink is not None)
         self.enabled = sink is not None
 
     def begin_step(
@@ -254,22 +241,24 @@ class Tracing:
         sink = self._sink
         if sink is None:
             return NO_STEP
-        root = (sequence_trace_id(sequence), sequence_root_id(sequence)) if sequence is not None else None
+        root = (
+            (context.sequence_trace_id(sequence), context.sequence_root_id(sequence)) if sequence is not None else None
+        )
         if within is not None:
             if not within:
                 return NO_STEP
             client = None
-            trace_id, parent_id = parse(within)
+            trace_id, parent_id = context.parse(within)
             if root is not None and not self.control.sampler(model).samples(root[0]):
                 root = None
         elif root is not None:
             trace_id, parent_id = root
             if not self.control.sampler(model).samples(trace_id):
                 return NO_STEP
-            client = client_context(trace_headers) if trace_headers else None
+            client = context.client_context(trace_headers) if trace_headers else None
         else:
-            client = client_context(trace_headers) if trace_headers else None
-            trace_id = client.trace_id if client is not None else new_trace_id()
+            client = context.client_context(trace_headers) if trace_headers else None
+            trace_id = client.trace_id if client is not None else context.new_trace_id()
             if not self.control.sampler(model).samples_request(trace_id, client):
                 return NO_STEP
             parent_id = client.span_id if client is not None else 0
@@ -310,10 +299,10 @@ class Tracing:
         span_id   0 for a random one
         returns   the span's own traceparent, "" when nothing was recorded
         """
-        trace_id, parent_id = parse(parent) if self._sink is not None and parent else (0, 0)
+        trace_id, parent_id = context.parse(parent) if self._sink is not None and parent else (0, 0)
         if self._sink is None or not trace_id:
             return ""
-        span_id = span_id or new_span_id()
+        span_id = span_id or context.new_span_id()
         self._sink.emit(
             FinishedSpan(
                 name=name,
@@ -323,12 +312,12 @@ class Tracing:
                 start_ns=start_ns,
                 end_ns=end_ns,
                 attributes=prefixed(attributes),
-                links=[parse(link) for link in links if link],
+                links=[context.parse(link) for link in links if link],
                 error=error,
                 remote=parent_id != 0,
             )
         )
-        return traceparent(trace_id, span_id)
+        return context.traceparent(trace_id, span_id)
 
     def record_of_sequence(
         self,
@@ -342,9 +331,9 @@ class Tracing:
     ) -> str:
         """As `record`, of a span below the sequence's root: it names the sequence and its model."""
         model = model_of(sequence)
-        if self._sink is None or not self.control.sampler(model).samples(sequence_trace_id(sequence)):
+        if self._sink is None or not self.control.sampler(model).samples(context.sequence_trace_id(sequence)):
             return ""
-        root, times = sequence_traceparent(sequence), (start_ns, end_ns)
+        root, times = context.sequence_traceparent(sequence), (start_ns, end_ns)
         return self.record(root, name, *times, (), "", span_id=span_id, model=model, sequence=sequence, **attributes)
 
     def record_batch(
@@ -360,7 +349,7 @@ class Tracing:
         """
         if not steps:
             return ""
-        parent, name, links = traceparent(new_trace_id(), 0), SpanName.BATCH, steps[:LINKS_MAX]
+        parent, name, links = context.traceparent(context.new_trace_id(), 0), SpanName.BATCH, steps[:LINKS_MAX]
         return self.record(parent, name, start_ns, end_ns, links, "", span_id=0, batch_size=batch_size, **attributes)
 
     def record_takeover(
@@ -379,7 +368,7 @@ class Tracing:
         name      TAKEOVER; or PAGED_IN: the sequence was paged, and began to wait for an owner at `start_ns`
         returns   the span's traceparent, "" if nothing was recorded
         """
-        span_id = takeover_id(sequence, epoch)
+        span_id = context.takeover_id(sequence, epoch)
         return self.record_of_sequence(sequence, name, start_ns, end_ns, span_id=span_id, epoch=epoch, **attributes)
 
     def shutdown(self, timeout_s: float = SHUTDOWN_TIMEOUT_S) -> None:
@@ -426,7 +415,7 @@ def setup(service: str, instance: str) -> Tracing:
     except Exception as error:  # noqa: BLE001 - of any class: the SDK and its exporters read the variables themselves
         logs.warning("variables of tracing are refused, no spans are sent", cause=f"{type(error).__name__}: {error}")
         return Tracing()
-    return Tracing(sink, sampler_from(os.environ)) if sink is not None else Tracing()
+    return Tracing(sink, context.sampler_from(os.environ)) if sink is not None else Tracing()
 
 
 def exporters_from(environment: Mapping[str, str]) -> list[str]:

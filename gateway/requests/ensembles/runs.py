@@ -20,24 +20,11 @@ import msgspec
 
 from gateway.bounds.unread_answers import UnreadAnswers, answer_bytes
 from gateway.requests.caller import Caller
+from gateway.requests.ensembles import progress
 from gateway.requests.ensembles.in_order import NOTHING_MORE, AnswersInOrder, Give, Outcome, RunAnswer
 from gateway.requests.ensembles.lines import LinePlace
 from gateway.requests.ensembles.plan import EnsemblePlan, PlannedStep
-from gateway.requests.ensembles.progress import (
-    AbandonRun,
-    AnswerRequest,
-    EndFollowers,
-    EnsembleAction,
-    EnsembleProgress,
-    FailRequest,
-    HeldTensor,
-    SendAgain,
-    SendStep,
-    Stand,
-    WithdrawStep,
-    held_tensors,
-    within_ensembles,
-)
+from gateway.requests.ensembles.progress import EnsembleAction, EnsembleProgress, HeldTensor, Stand
 from gateway.requests.exchange.dispatch import Dispatch
 from gateway.requests.exchange.notices import Notices
 from gateway.requests.exchange.replies import Replies, unknown_outcome
@@ -209,23 +196,23 @@ class StageRun:
     def _perform(self, actions: Sequence[EnsembleAction]) -> None:
         for action in actions:
             match action:
-                case SendStep():
+                case progress.SendStep():
                     self._send_in_line(action)
-                case SendAgain(index, pause_ms):
+                case progress.SendAgain(index, pause_ms):
                     self._loop.call_later(pause_ms / 1000, self._send_again, index)
-                case WithdrawStep(index):
+                case progress.WithdrawStep(index):
                     self._withdraw(index)
-                case EndFollowers(run):
+                case progress.EndFollowers(run):
                     assert self._context.place is not None, "a request to steps that keep state has a place in a line"
                     self._context.place.when_first(partial(self._end_followers, run, ENDED))
-                case AbandonRun(stand):
+                case progress.AbandonRun(stand):
                     self._abandon(stand)
-                case AnswerRequest(outputs):
+                case progress.AnswerRequest(outputs):
                     self._end(outputs)
-                case FailRequest(error):
+                case progress.FailRequest(error):
                     self._end(error)
 
-    def _send_in_line(self, step: SendStep) -> None:
+    def _send_in_line(self, step: progress.SendStep) -> None:
         if self._context.place is not None and step.index in self._plan.stateful:
             self._context.place.take(step.index, partial(self._send, step))
         else:
@@ -235,7 +222,7 @@ class StageRun:
         # Its turn in the line came when it was sent first.
         self._send(self._progress.again(index))
 
-    def _send(self, step: SendStep) -> None:
+    def _send(self, step: progress.SendStep) -> None:
         planned = self._plan.steps[step.index]
         future: asyncio.Future[Answer] = self._loop.create_future()
         size = sum(len(tensor.raw) for tensor in step.inputs)
@@ -256,7 +243,7 @@ class StageRun:
         future.add_done_callback(lambda _: self._of.hold(-size, self._context.client))
         future.add_done_callback(partial(self._done, step.index))
 
-    def _inner_call(self, planned: PlannedStep, step: SendStep) -> InferCall:
+    def _inner_call(self, planned: PlannedStep, step: progress.SendStep) -> InferCall:
         """The request of a step, with the flags, id, priority, timeout and parameters of the whole request."""
         call = self._call
         request = InferCall(
@@ -408,7 +395,7 @@ class StageRun:
         if isinstance(content, Answer):
             self._follow(content)
         elif not self._is_unwanted:
-            error = within_ensembles(self._plan.steps[index], content)
+            error = progress.within_ensembles(self._plan.steps[index], content)
             self._following.add()(RunAnswer(error, is_last=True))
 
     def _follow(self, answer: Answer) -> None:
@@ -428,7 +415,7 @@ class StageRun:
             waiting = self._waiting.popleft()
             self._context.waiting.count(-waiting.size)
             assert self._plan.source is not None, "only a decoupled step has answers that are followed"
-            inputs = held_tensors(self._plan.steps[self._plan.source], waiting.outputs)
+            inputs = progress.held_tensors(self._plan.steps[self._plan.source], waiting.outputs)
             name = f"{self._name}{waiting.number}/"
             run = StageRun(self._context, self._behind, inputs, partial(self._followed, waiting.number), name=name)
             self._runs[waiting.number] = run, waiting.give

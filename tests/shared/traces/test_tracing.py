@@ -477,7 +477,7 @@ def test_the_time_of_a_stream_entry_is_in_its_id() -> None:
 def test_a_sequence_is_sampled_whole_or_not_at_all_and_every_service_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "traceidratio")
     monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "0.25")
-    gateway, scheduler = (Tracing(Kept(), tracing.sampler_from(os.environ)) for _ in range(2))
+    gateway, scheduler = (Tracing(Kept(), context.sampler_from(os.environ)) for _ in range(2))
     sequences = [sequence_id("running_sum", "", number) for number in range(2000)]
 
     begun = [
@@ -493,7 +493,7 @@ def test_the_ratio_decides_as_the_sdks_own_sampler_does() -> None:
     from opentelemetry.sdk.trace.sampling import Decision, TraceIdRatioBased  # noqa: PLC0415 - only this test needs it
 
     theirs = TraceIdRatioBased(0.3)
-    ours = tracing.sampler_from({"OTEL_TRACES_SAMPLER": "traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0.3"})
+    ours = context.sampler_from({"OTEL_TRACES_SAMPLER": "traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0.3"})
     ids = [int(context.describe("m", "", number), 16) for number in range(500)]
 
     expected = [theirs.should_sample(None, one, "step").decision is Decision.RECORD_AND_SAMPLE for one in ids]
@@ -514,7 +514,7 @@ def test_the_ratio_decides_as_the_sdks_own_sampler_does() -> None:
 def test_the_standards_samplers(
     name: str, sequence: bool, sampled_client: bool, unsampled_client: bool, no_client: bool
 ) -> None:
-    subject = Tracing(Kept(), tracing.sampler_from({"OTEL_TRACES_SAMPLER": name}))
+    subject = Tracing(Kept(), context.sampler_from({"OTEL_TRACES_SAMPLER": name}))
 
     def sampled(of: SequenceId | None, headers: dict[str, str]) -> bool:
         return subject.begin_step(of, "m", start=False, trace_headers=headers).traceparent != ""
@@ -528,7 +528,7 @@ def test_the_standards_samplers(
 def test_a_ratio_that_is_none_is_logged_and_taken_for_one(ratio: str, caplog: pytest.LogCaptureFixture) -> None:
     variables = {"OTEL_TRACES_SAMPLER": "parentbased_traceidratio", "OTEL_TRACES_SAMPLER_ARG": ratio}
 
-    assert Sampler() == tracing.sampler_from(variables)
+    assert Sampler() == context.sampler_from(variables)
     assert [{"OTEL_TRACES_SAMPLER_ARG": ratio}] == fields(caplog)
 
 
