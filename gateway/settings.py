@@ -31,6 +31,10 @@ RPC_BYTES = 128 << 10
 RPCS_MAX = 10_000
 HttpParser = Literal["llhttp", "hypercorn"]
 
+_int32 = partial(setting, minimum=0, maximum=INT32_MAX)
+_share = partial(setting, 0, minimum=0)
+"""A bound that is a share of another one, or of what the machine has, if it is not given (0)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewaySettings(MetricsSettings):
@@ -126,99 +130,75 @@ class GatewaySettings(MetricsSettings):
     grpc_server_cert: str = setting("", help="Certificate file (PEM) of the gRPC port.", unit="file")
     grpc_server_key: str = setting("", help="Private key of --grpc-server-cert (PEM).", unit="file")
     grpc_root_cert: str = setting("", help="Authorities (PEM) that sign the certificates of gRPC clients.", unit="file")
-    grpc_keepalive_time: int = setting(
+    grpc_keepalive_time: int = _int32(
         7_200_000,
         help="A gRPC connection on which nothing happens is pinged after so long.",
         unit="ms",
         group="gRPC connections",
         minimum=1,
-        maximum=INT32_MAX,
     )
-    grpc_keepalive_timeout: int = setting(
+    grpc_keepalive_timeout: int = _int32(
         20_000,
         help="Time in which the ping of a quiet gRPC connection must be answered.",
         unit="ms",
         minimum=1,
-        maximum=INT32_MAX,
     )
     grpc_keepalive_permit_without_calls: bool = setting(
         default=False, help="Whether connections without a call are pinged."
     )
-    grpc_http2_max_pings_without_data: int = setting(
-        2, help="Pings sent without data between them; 0 for any number.", minimum=0, maximum=INT32_MAX
-    )
-    grpc_http2_min_recv_ping_interval_without_data: int = setting(
+    grpc_http2_max_pings_without_data: int = _int32(2, help="Pings sent without data between them; 0 for any number.")
+    grpc_http2_min_recv_ping_interval_without_data: int = _int32(
         300_000,
         help="The time that a client must let pass between two pings without data between them.",
         unit="ms",
-        minimum=0,
-        maximum=INT32_MAX,
     )
-    grpc_http2_max_ping_strikes: int = setting(
+    grpc_http2_max_ping_strikes: int = _int32(
         2,
         help="How often a client may ping too early before its connection is closed; 0: as often as it likes.",
-        minimum=0,
-        maximum=INT32_MAX,
     )
-    grpc_max_connection_age: int = setting(
-        0, help="Age at which a gRPC connection is asked to end; 0 for never.", unit="ms", minimum=0, maximum=INT32_MAX
+    grpc_max_connection_age: int = _int32(
+        0, help="Age at which a gRPC connection is asked to end; 0 for never.", unit="ms"
     )
-    grpc_max_connection_age_grace: int = setting(
+    grpc_max_connection_age_grace: int = _int32(
         0,
         help="Time for the calls of a connection of --grpc-max-connection-age; 0 for as long as they take.",
         unit="ms",
-        minimum=0,
-        maximum=INT32_MAX,
     )
-    memory_max: int = setting(
-        0,
+    memory_max: int = _share(
         help="Memory that the gateway's process may take. Near this bound the connections that keep most memory lose "
         "their calls; at the bound requests are refused with 503 / UNAVAILABLE. 0: half of what the machine, or the "
         "container, has. Other bounds whose default is 0 are shares of this one.",
         unit="bytes",
         group="Bounds",
-        minimum=0,
     )
-    grpc_max_input_size: int = setting(
-        0,
+    grpc_max_input_size: int = _share(
         help="Largest gRPC message that is received, packed or not. 0: 64 MiB, less where --memory-max is below "
         "1.2 GiB. Triton has no bound below 2 GiB; Redis takes no value beyond 512 MiB.",
         unit="bytes",
-        minimum=0,
     )
-    grpc_max_concurrent_rpcs: int = setting(
-        0,
+    grpc_max_concurrent_rpcs: int = _share(
         help="RPCs that are served at once, each stream as one; beyond it, and beyond seven eighths of what others "
         "leave of it for one client, callers get RESOURCE_EXHAUSTED. 0: 10000, less where --memory-max is below "
         "2.7 GiB.",
-        minimum=0,
     )
-    http_max_input_size: int = setting(
-        0,
+    http_max_input_size: int = _share(
         help="Largest body of an HTTP request, after decompression. 0: 64 MiB, which is Triton's default, less where "
         "--memory-max is below 1.2 GiB.",
         unit="bytes",
-        minimum=0,
     )
-    http_max_connections: int = setting(
-        0,
+    http_max_connections: int = _share(
         help="Connections of the HTTP port at once. At the bound a new connection takes the place of the one that has "
         "been without a request for longest. Where all have requests, new ones are answered 503, but for health "
         "checks. 0: half of the open files that the system allows (ulimit -Hn), at most 4096.",
-        minimum=0,
     )
-    http_max_connections_per_client: int = setting(
-        0,
+    http_max_connections_per_client: int = _share(
         help="Connections of one client among these. A client is an IPv4 address, or an IPv6 network of 64 bits; "
         "behind a proxy all clients are one. 0: half of --http-max-connections.",
-        minimum=0,
     )
-    grpc_max_connections: int = setting(
-        0,
+    grpc_max_connections: int = _share(
         help="Connections of the gRPC port at once. At the bound a new connection takes the place of the one that has "
         "been without a call for longest; where all have calls, it is closed. One client may have seven eighths of "
         "them. 0: as --http-max-connections.",
-        minimum=0,
         maximum=INT32_MAX - 1,
     )
     exit_timeout_secs: float = setting(
@@ -248,21 +228,17 @@ class GatewaySettings(MetricsSettings):
         group="Bounds",
         minimum=1,
     )
-    max_bytes_in_flight: int = setting(
-        0,
+    max_bytes_in_flight: int = _share(
         help="Bytes of requests, together: HTTP bodies that are being received, what decoding bodies and gRPC messages "
         "takes, and inputs, parameters and ids of requests that wait for an answer. Beyond it callers get 503 / "
         "UNAVAILABLE; an eighth of it is for requests of up to 16 KiB alone. One client may have seven eighths of what "
         "the others leave. Redis holds the requests that wait, too. 0: a quarter of --memory-max, at most 1 GiB.",
         unit="bytes",
-        minimum=0,
     )
-    max_bytes_unread: int = setting(
-        0,
+    max_bytes_unread: int = _share(
         help="Bytes of answers that clients have not taken yet; beyond it the client that has taken nothing for "
         "longest loses its connection. 0: a quarter of --memory-max.",
         unit="bytes",
-        minimum=0,
     )
     request_timeout_ms: int = setting(
         0,
