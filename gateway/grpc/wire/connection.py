@@ -36,6 +36,7 @@ from h2.events import (
 from h2.settings import SettingCodes
 
 from gateway.bounds.clients import PATIENCE_S, SLOWEST_BYTES_S
+from gateway.grpc.wire.frame_allowance import EARNED, RESET, USEFUL_BYTES, FrameAllowance, Useless
 from gateway.grpc.wire.http2 import WINDOW_BYTES, Broken, Http2
 from gateway.grpc.wire.messages import ENCODINGS, IDENTITY
 from gateway.grpc.wire.opening import BEGIN, Headers, NoRpcError, Opening, read_opening, trailers
@@ -88,6 +89,7 @@ class GrpcConnection(asyncio.Protocol):
         self._pings = Pings(rules.pings, self._now())
         self._transport: asyncio.Transport
         self._http2: Http2
+        self._allowance: FrameAllowance
         self._sending: Sending
         self._receiving: Receiving
         self.rpcs: dict[int, Rpc] = {}
@@ -122,10 +124,20 @@ class GrpcConnection(asyncio.Protocol):
             PingReceived: self._pinged,
             ConnectionTerminated: lambda _event: self.see_off(),
             Broken: lambda _event: self._close(),
+            Useless: self._tell_off,
         }
         self._http2 = Http2()
-        self._sending = Sending(self._transport, self._http2, self._pings, self._turns)
-        self._receiving = Receiving(self._transport, self._http2, self._turns, self.client, self._sending, hears)
+        self._allowance = FrameAllowance(self._now())
+        self._sending = Sending(self._transport, self._http2, self._pings, self._turns, self._allowance)
+        self._receiving = Receiving(
+            self._transport,
+            self._http2,
+            self._turns,
+            self.client,
+            self._sending,
+            hears,
+            self._allowance,
+        )
         self.peer = peer_text(transport.get_extra_info("peername") or UNKNOWN)
         self._http2.initiate_connection()
         self._http2.increment_flow_control_window(CONNECTION_WINDOW_BYTES - 65535)
@@ -264,6 +276,7 @@ class GrpcConnection(asyncio.Protocol):
             self._http2.reset_stream(event.stream_id, ErrorCodes.REFUSED_STREAM)
             return
         self._last = event.stream_id
+        self._allowance.left += EARNED
         headers = cast("Headers", event.headers)
         try:
             if self._known is None or self._known[0] != headers:
@@ -305,6 +318,8 @@ class GrpcConnection(asyncio.Protocol):
             self._took(event.flow_controlled_length)
             return
         rpc.uncredited += event.flow_controlled_length
+        if len(event.data) >= USEFUL_BYTES:
+            self._allowance.left += EARNED
         rpc.came(event.data)
         self.credit(rpc)
 
@@ -322,7 +337,15 @@ class GrpcConnection(asyncio.Protocol):
 
     def _left(self, event: StreamReset) -> None:
         if (rpc := self.rpcs.get(event.stream_id)) is not None:
+            if not (rpc.message_bytes or rpc.messages.ready):
+                self._allowance.left -= RESET
             self._gone(rpc)
+
+    def _tell_off(self, _event: Useless) -> None:
+        logs.warning("grpc connection of useless frames closed", client=self.client)
+        self._sending.go_away(self._last, ErrorCodes.ENHANCE_YOUR_CALM, b"too_many_useless_frames")
+        self._close()
+        self._transport.pause_reading()  # To drop what it goes on sending would cost as much as it likes.
 
     def _pinged(self, _event: PingReceived) -> None:
         if self._pings.are_too_many(self._now(), has_rpcs=bool(self.rpcs)):

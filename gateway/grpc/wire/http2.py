@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 from h2.config import H2Configuration
 from h2.connection import AllowedStreamIDs
 from h2.errors import ErrorCodes
 from h2.events import ConnectionTerminated, Event
-from h2.exceptions import FlowControlError, FrameTooLargeError, ProtocolError
+from h2.exceptions import DenialOfServiceError, FlowControlError, FrameTooLargeError, ProtocolError
 from h2.settings import SettingCodes, Settings
 from h2.stream import H2Stream
 from hyperframe.exceptions import InvalidPaddingError
@@ -30,6 +30,9 @@ REFUSABLE_BYTES = 256 << 10
 """With larger headers than this, counted alike, a client loses its connection; with smaller ones the call alone. h2
 would take 64 KiB."""
 SETTINGS = frozenset(SettingCodes)
+SETTINGS_KIND = b"\x04"
+SETTINGS_BYTES_MAX = 32 * 6
+"""Of one frame: of 32 settings, as nghttp2 takes them. Reading the 2730 that fit into one takes some milliseconds."""
 HEADER_FRAMES_MAX = 32
 """Frames in which the headers of one call may come: twice as many as the largest headers need that are read."""
 
@@ -94,6 +97,9 @@ class Http2(PlainFrames):
 
     def _read_frame(self, buffer: Iterator[Frame]) -> list[Event] | None:
         """What the next frame says; None when no whole one has come."""
+        head = cast("Any", buffer)._data[: SIZE_BYTES + 1]  # noqa: SLF001
+        if head[SIZE_BYTES:] == SETTINGS_KIND and int.from_bytes(head[:SIZE_BYTES]) > SETTINGS_BYTES_MAX:
+            raise DenialOfServiceError("too many settings")
         frame = next(buffer, None)
         return None if frame is None else self._receive_frame(frame)
 

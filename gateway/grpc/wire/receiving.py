@@ -2,7 +2,8 @@
 
 Frames are handled one by one, for a short time in each turn of the event loop, whatever a client sends, and of so many
 connections only (`gateway.ports.turns`). Nothing is read while some of them wait. Nor is it while the transport is
-full: a client that reads nothing cannot have answers to its pings pile up.
+full: a client that reads nothing cannot have answers to its pings pile up. A client whose frames bring nothing loses
+its connection (`gateway.grpc.wire.frame_allowance`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 from h2.events import Event
 
+from gateway.grpc.wire.frame_allowance import FrameAllowance, Useless
 from gateway.grpc.wire.http2 import Http2
 from gateway.grpc.wire.sending import Sending
 from gateway.ports.turns import TURN_S, LoopTurns
@@ -27,7 +29,14 @@ class Receiving:
     """The receiving half of a connection. client: with whose other connections it takes turns"""
 
     def __init__(
-        self, transport: asyncio.Transport, http2: Http2, turns: LoopTurns, client: str, sending: Sending, hears: Hears
+        self,
+        transport: asyncio.Transport,
+        http2: Http2,
+        turns: LoopTurns,
+        client: str,
+        sending: Sending,
+        hears: Hears,
+        allowance: FrameAllowance,
     ) -> None:
         self._transport = transport
         self._client = client
@@ -35,6 +44,7 @@ class Receiving:
         self._turns = turns
         self._sending = sending
         self._hears: Hears = hears
+        self._allowance = allowance
         self._now = asyncio.get_running_loop().time
         self._turn, self._until = -1, 0.0
         """The turn of the event loop in which frames were handled last, and until when they may be."""
@@ -61,12 +71,16 @@ class Receiving:
         if self._turn != (turn := self._turns.number):
             self._turn, self._until = turn, self._now() + TURN_S
         self._is_behind = False
-        now, until, hears = self._now, self._until, self._hears
+        now, until, hears, allowance = self._now, self._until, self._hears, self._allowance
         for events in self._http2.receive(data):
             for event in events:
                 if (hear := hears.get(type(event))) is not None:
                     hear(event)
             if self._has_ended:
+                return
+            allowance.left -= 1
+            if allowance.left < 0 and allowance.is_spent(now()):
+                hears[Useless](Useless())
                 return
             if now() > until:
                 self._is_behind = True

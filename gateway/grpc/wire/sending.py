@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from h2.errors import ErrorCodes
 from hyperframe.frame import GoAwayFrame
 
+from gateway.grpc.wire.frame_allowance import EARNED, FrameAllowance
 from gateway.grpc.wire.http2 import Http2
 from gateway.grpc.wire.opening import Headers
 from gateway.grpc.wire.pings import Pings
@@ -26,11 +27,14 @@ WRITE_BYTES = 128 << 10
 class Sending:
     """The sending half of a connection. is_full: the transport takes no more for now"""
 
-    def __init__(self, transport: asyncio.Transport, http2: Http2, pings: Pings, turns: LoopTurns) -> None:
+    def __init__(
+        self, transport: asyncio.Transport, http2: Http2, pings: Pings, turns: LoopTurns, allowance: FrameAllowance
+    ) -> None:
         self.is_full = False
         self._transport = transport
         self._http2 = http2
         self._pings = pings
+        self._allowance = allowance
         self._turns = turns
         self._loop = asyncio.get_running_loop()
         self._waiting: OrderedDict[Rpc, None] = OrderedDict()
@@ -123,6 +127,7 @@ class Sending:
 
     def _wrote(self, size: int) -> None:
         self._pings.wrote()
+        self._allowance.left += EARNED
         self._unwritten += size
         if self._unwritten > WRITE_BYTES:
             self.flush()
