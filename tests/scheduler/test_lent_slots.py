@@ -31,7 +31,7 @@ from shared.store.reading import read_counts
 from tests.embedded_cluster import EmbeddedCluster
 from tests.scheduler.stage import LEASE_MS, MODEL, REDIS_TIMEOUT_MS, Stage, stage_on
 from tests.scheduler.test_leadership import told_times
-from tests.scheduler.test_spares import holders, places
+from tests.scheduler.test_spares import all_laid_out, holders, places
 
 pytestmark = pytest.mark.leaves_sequences
 
@@ -148,6 +148,20 @@ async def test_a_scheduler_that_has_not_led_leads_the_other_shards_and_gives_nob
         assert while_away.isdisjoint(before)
         assert before == places(await stage.live(there[0], *gone[:2]))
         assert SLOTS == len(set(holders(scheduler).values()))
+
+
+async def test_slots_that_are_laid_out_for_a_shard_are_noted(unharmed: Stage) -> None:
+    """A sequence takes one without its leader, which may end before it hears of that."""
+    executor = await unharmed.join("e1", slots=SLOTS)
+    async with unharmed.scheduler(spare_slots=32) as scheduler:
+        await begin(unharmed, scheduler, 1)
+        await unharmed.until(lambda: all_laid_out(unharmed, executor))
+
+        noted = await unharmed.commands.hgetall(unharmed.keys.lent(MODEL))
+        for shard in unharmed.keys.shards:
+            laid_out = await unharmed.commands.hget(unharmed.keys.spares(shard, executor, MODEL), "v:1")
+            slots = [one.split(b".") for one in laid_out.split()]
+            assert {b"%d" % shard} == {noted.get(b"e1/1/%b/%b" % (instance, slot)) for slot, instance in slots}
 
 
 async def test_sequences_of_a_lost_executor_go_on_elsewhere_and_those_of_the_lost_shard_when_it_is_back(
