@@ -204,6 +204,34 @@ async def test_a_request_without_an_answer_is_asked_for_however_many_answers_oth
         await running
 
 
+async def test_a_lone_request_without_an_answer_is_asked_for_and_nothing_is_while_none_is_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(open_rows, "LOOK_S", 0.02)
+    waits: list[float | None] = []
+    timeout_at = asyncio.timeout_at
+
+    def waiting(when: float | None) -> asyncio.Timeout:
+        waits.append(when)
+        return timeout_at(when)
+
+    async def write(requests: Sequence[tuple[str, Sequence[Numbered]]]) -> Sequence[WorkHeld]:
+        return [WorkHeld.CANCELLED for _ in requests]
+
+    monkeypatch.setattr(asyncio, "timeout_at", waiting)
+    rows: OpenRows[str] = OpenRows(write, lambda _: None, looks=True)
+    running = asyncio.create_task(rows.run())
+    await asyncio.sleep(0.01)
+    assert [None] == waits
+
+    row = rows.open("r", lambda _: b"answer")
+    await until(lambda: row.is_cancelled)
+
+    running.cancel()
+    with suppress(asyncio.CancelledError):
+        await running
+
+
 async def test_an_executor_that_leaves_waits_for_last_answers_but_not_for_ever(monkeypatch: object) -> None:
     patch = getattr(monkeypatch, "setattr")  # noqa: B009 - typed loosely
     async with staged() as stage:
