@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.process.locked_folders import remove_abandoned, remove_unused
+from shared.process.locked_folders import locked_in_use, remove_abandoned, remove_unused
 
 
 def test_a_folder_that_takes_a_removed_ones_place_is_not_removed_with_it(
@@ -29,6 +29,26 @@ def test_a_folder_that_takes_a_removed_ones_place_is_not_removed_with_it(
 
     assert remove_unused(folder)
     assert folder.exists()
+
+
+def open_files() -> int:
+    return len(list(Path("/dev/fd").iterdir()))
+
+
+def test_a_folder_that_is_removed_before_it_is_locked_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, lock, opened = tmp_path / "folder", fcntl.flock, open_files()
+    folder.mkdir()
+
+    def late(descriptor: int, operation: int) -> None:
+        folder.rmdir()
+        lock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+
+    assert locked_in_use(folder) is None
+    assert opened == open_files()
 
 
 def test_what_is_no_folder_is_left_alone(tmp_path: Path) -> None:
