@@ -29,7 +29,7 @@ from deploy.operate.diagnoses import Severity
 from deploy.operate.doctor import of_gateways
 from deploy.operate.operating import OperatedMesh, connected, found_mesh, holdings
 from deploy.operate.settings import OperatorSettings
-from deploy.operate.texts import aligned, id_text
+from deploy.operate.texts import aligned, duration, id_text
 from shared.contract.ids import ExecutorId, ShardId, sequence_id
 from shared.contract.messages import ExecutorRegistration, ModelRecord, ServedModel, StepFlag
 from shared.contract.model_config import Direct, EnsembleStep, ModelConfig, SequenceBatching
@@ -144,6 +144,14 @@ async def test_a_model_without_a_name_is_unknown_as_well(redis: AsyncRedis, redi
     with pytest.raises(click.ClickException, match="no model '' in this mesh"):
         async with found_mesh(OperatorSettings(redis_url=redis_url, key_prefix=key_prefix), ""):
             pass
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(-1, "0.0s"), (8.4, "8.4s"), (60, "1m 0s"), (3600, "1h 0m"), (86_399, "23h 59m"), (86_400, "1d 0h")],
+)
+def test_a_time_is_shown_in_its_two_largest_units(seconds: float, shown: str) -> None:
+    assert shown == duration(round(seconds * 1000))
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import numpy as np
 import pytest
 
 from gateway.models.catalog import Catalog
-from gateway.models.observation import EXECUTOR_STATES, Observation, state_of
+from gateway.models.observation import EXECUTOR_STATES, CacheUse, Observation, state_of
 from shared.contract.ids import ExecutorId
 from shared.contract.messages import ExecutorRegistration, ModelRecord, RepositoryEntry, StepFlag
 from shared.store.commands import Redis
@@ -48,3 +50,15 @@ async def test_a_model_without_an_executor_is_told_while_sequences_of_it_are_ope
     await catalog.refresh()
 
     assert {"waits", "lives"} == (await Observation(redis, mesh.keys, catalog).look()).unserved
+
+
+async def test_the_caches_of_all_shards_are_added_up(redis: Redis, key_prefix: str) -> None:
+    keys, commands = Keyspace(key_prefix, 2), cast("Any", redis)
+    for used, shard in enumerate(keys.shards, 10):
+        await commands.hset(keys.cache(shard).about, mapping={"bytes": used, "evicted": 3})
+        await commands.zadd(keys.cache(shard).used, {"an answer": 1})
+
+    observation = Observation(redis, keys, Catalog(Membership(redis, keys)), cache_bytes=100)
+
+    assert CacheUse(size_bytes=200, bytes=21, entries=2, evicted=6) == (await observation.look()).cache
+    await redis.delete(*[key for shard in keys.shards for key in keys.cache(shard)])
