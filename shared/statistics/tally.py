@@ -34,6 +34,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import chain
+from operator import add
 
 import msgspec
 
@@ -126,11 +127,7 @@ class Timings(msgspec.Struct, frozen=True, array_like=True):
     compute_output_ns: int
 
     def plus(self, other: Timings) -> Timings:
-        return Timings(
-            self.compute_input_ns + other.compute_input_ns,
-            self.compute_infer_ns + other.compute_infer_ns,
-            self.compute_output_ns + other.compute_output_ns,
-        )
+        return Timings(*map(add, msgspec.structs.astuple(self), msgspec.structs.astuple(other)))
 
     def items(self) -> tuple[tuple[str, int], ...]:
         """The three times, by their names in `COMPUTE`."""
