@@ -204,18 +204,14 @@ class Catalog:
         self._asked.set()
 
     async def run(self) -> None:
-        failures = 0
         while True:
             # Those who ask from now on may mean what this refresh reads too early.
             callbacks, self._after_refresh = self._after_refresh, []
             self._asked.clear()
             try:
                 await self.refresh()
-                failures = 0
             except LOST_OR_REFUSED as lost:
-                failures += 1
-                if failures == 1:
-                    logs.warning("catalog not refreshed", error=str(lost))
+                logs.warning("catalog not refreshed", error=str(lost))
             for then in callbacks:
                 then()
             await asyncio.sleep(REFRESH_ASKED_S)
