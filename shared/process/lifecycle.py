@@ -63,8 +63,8 @@ class Stop:
         return self._event.is_set()
 
     def request(self, reason: str) -> None:
-        """Asks the service to stop; the first reason is kept."""
-        self.reason = self.reason or reason
+        """Asks the service to stop."""
+        self.reason = reason
         self._event.set()
 
     async def wait(self) -> None:
