@@ -34,7 +34,7 @@ from gateway.requests.exchange.replies import Replies
 from gateway.requests.exchange.script_calls import ScriptCalls
 from gateway.requests.inference import Inference
 from gateway.requests.measures import Measures
-from gateway.requests.unserved import Unserved
+from gateway.requests.unserved import look_for_unserved
 from gateway.settings import GatewaySettings
 from shared.contract.ids import GatewayId
 from shared.contract.response_cache import parse_cache_config
@@ -199,7 +199,6 @@ def _dispatch(
 def _work(parts: GatewayParts) -> dict[str, Coroutine[Any, Any, None]]:
     """The background tasks of the parts, by name."""
     replies, dispatch = parts.replies, parts.dispatch
-    unserved = Unserved(parts.catalog, lambda: replies.unanswered, dispatch.withdraw)
     return {
         "replies": replies.run(),
         "heartbeat": replies.heartbeat(),
@@ -207,7 +206,7 @@ def _work(parts: GatewayParts) -> dict[str, Coroutine[Any, Any, None]]:
         "waits for slots": dispatch.waits.run(),
         "notices": parts.notices.run(),
         "catalog": parts.catalog.run(),
-        "unserved": unserved.run(),
+        "unserved": look_for_unserved(parts.catalog, lambda: replies.unanswered, dispatch.withdraw),
         "settings": parts.process.run(),
         "tenants": parts.tenants.run(),
         "company": parts.company.run(),

@@ -8,7 +8,7 @@ the scheduler's business.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 from gateway.models.catalog import Catalog, Place
 from gateway.requests.waiting import PendingRequest
@@ -21,52 +21,31 @@ PATIENCE_S = 60.0
 late answer is better than a refusal."""
 
 
-class Unserved:
-    """The task that looks for such requests.
-
-    waiting   gives the requests of this gateway that wait for a reply
-    withdraw  takes a request out of its queue in Redis
-    """
-
-    def __init__(
-        self,
-        catalog: Catalog,
-        waiting: Callable[[], Sequence[PendingRequest]],
-        withdraw: Callable[[PendingRequest], None],
-    ) -> None:
-        self._catalog = catalog
-        self._waiting = waiting
-        self._withdraw = withdraw
-
-    async def run(self) -> None:
-        while True:
-            await asyncio.sleep(LOOK_S)
-            self.look()
-
-    def look(self) -> None:
-        """Fails the requests that no executor will take."""
-        gone = self._catalog.unserved_for(PATIENCE_S)
-        if not gone:
-            return
-        lost = [
-            pending
-            for pending in self._waiting()
-            if pending.accepted is not None and pending.admitted.sequence is None and place_of(pending) in gone
-        ]
-        for pending in lost:
-            self._give_up(pending)
-
-    def _give_up(self, pending: PendingRequest) -> None:
-        """Fails the request with the error that a new request to this version would get now."""
-        model, version = place_of(pending)
-        try:
-            self._catalog.find(model, version)
-        except MeshError as error:
-            logs.warning("request given up", model=model, version=version, cause=error.message)
-            self._withdraw(pending)
-            # Its traceback has the request, which has the error: in a cycle, the inputs would wait for the collector.
-            pending.failed(error.released())
+Withdraw = Callable[[PendingRequest], None]
+"""Takes a request out of its queue in Redis."""
 
 
-def place_of(pending: PendingRequest) -> Place:
-    return pending.admitted.message.model, pending.admitted.message.version
+async def look_for_unserved(
+    catalog: Catalog, waiting: Callable[[], Sequence[PendingRequest]], withdraw: Withdraw
+) -> None:
+    """Fails such requests, for ever. waiting: gives the requests of this gateway that wait for a reply"""
+    while True:
+        await asyncio.sleep(LOOK_S)
+        if gone := catalog.unserved_for(PATIENCE_S):
+            for pending in waiting():
+                if pending.accepted is not None and pending.admitted.sequence is None:
+                    fail_if_gone(pending, gone, catalog, withdraw)
+
+
+def fail_if_gone(pending: PendingRequest, gone: Container[Place], catalog: Catalog, withdraw: Withdraw) -> None:
+    """Fails a request to one of these versions with the error that a new request would get now."""
+    model, version = pending.admitted.message.model, pending.admitted.message.version
+    if (model, version) not in gone:
+        return
+    try:
+        catalog.find(model, version)
+    except MeshError as error:
+        logs.warning("request given up", model=model, version=version, cause=error.message)
+        withdraw(pending)
+        # Its traceback has the request, which has the error: in a cycle, the inputs would wait for the collector.
+        pending.failed(error.released())

@@ -11,8 +11,8 @@ import pytest
 
 from gateway.parts import GatewayParts
 from gateway.requests.infer_call import InferCall
-from gateway.requests.unserved import Unserved
-from gateway.requests.waiting import Accepted, PendingRequest
+from gateway.requests.unserved import fail_if_gone
+from gateway.requests.waiting import PendingRequest
 from shared.contract.errors import RequestError, UnavailableError
 from shared.contract.messages import RepositoryEntry
 from shared.contract.tensors import Tensor
@@ -60,12 +60,8 @@ async def test_a_request_that_is_given_up_stays_in_no_cycle() -> None:
     def found(model: str, _version: str) -> None:
         raise RequestError(f"no {model}")
 
-    def unserved_for(_seconds: float) -> set[tuple[str, str]]:
-        return {("model", "1")}
-
-    catalog = cast(Any, SimpleNamespace(unserved_for=unserved_for, find=found))
+    catalog = cast(Any, SimpleNamespace(find=found))
     async with nothing_stays(PendingRequest):
         waiting = [pending(sequence=None)]
-        waiting[0].accepted = Accepted()
-        Unserved(catalog, lambda: waiting, lambda _: None).look()
+        fail_if_gone(waiting[0], {("model", "1")}, catalog, lambda _: None)
         assert "no model" == str(waiting.pop().future.exception())
