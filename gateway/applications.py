@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from starlette.routing import Router
 
@@ -31,6 +32,15 @@ from shared.process.cpu_policy import waited_s
 from shared.process.lifecycle import Stop
 
 
+class PortApplications(NamedTuple):
+    """Of the HTTP port and of the metrics port; the crowds': of their connections beyond the bounds."""
+
+    of_http: Router
+    of_crowd: Router
+    of_metrics: Router
+    of_metrics_crowd: Router
+
+
 def applications(
     settings: GatewaySettings,
     parts: GatewayParts,
@@ -38,8 +48,7 @@ def applications(
     exposure: Exposure,
     regions: Regions,
     gauges: Sequence[Gauge],
-) -> tuple[Router, Router, Router, Router]:
-    """Of the HTTP port, of its connections beyond their bounds, of the metrics port, and of those beyond its own."""
+) -> PortApplications:
     page = Metrics(parts.catalog, parts.statistics, parts.observation, gauges, settings.metrics, parts.metering)
     server = ServerRoutes(parts.catalog, page, stop, name=settings.server_id, shared_memory=settings.allow_client_shm)
     bounds = BodyBounds(settings.http_max_input_size, parts.inference.budget)
@@ -58,11 +67,12 @@ def applications(
         origins,
         restrictions,
     )
-    of_crowd = build_crowded_app(server, origins, restrictions)
-    of_metrics, of_metrics_crowd = (
-        build(server, origins, settings.restrictions) for build in (build_metrics_app, build_crowded_app)
+    return PortApplications(
+        of_http,
+        build_crowded_app(server, origins, restrictions),
+        build_metrics_app(server, origins, settings.restrictions),
+        build_crowded_app(server, origins, settings.restrictions),
     )
-    return of_http, of_crowd, of_metrics, of_metrics_crowd
 
 
 def repository_of(

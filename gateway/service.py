@@ -173,10 +173,10 @@ async def _servers(
     )
     grpc = await serve_grpc(servicer, settings, connections_max=shares.grpc)
     gauges = gauges_of(parts, http_share, grpc)
-    of_http, of_crowd, of_metrics, of_metrics_crowd = applications(settings, parts, stop, exposure, regions, gauges)
+    apps = applications(settings, parts, stop, exposure, regions, gauges)
     http = HttpServer(
-        Served(of_http, http_share),
-        Served(of_crowd, Share(descriptors.SPARE, descriptors.SPARE // 2), once=True),
+        Served(apps.of_http, http_share),
+        Served(apps.of_crowd, Share(descriptors.SPARE, descriptors.SPARE // 2), once=True),
         parser=settings.http_parser,
         settings=settings,
         unread=parts.unread,
@@ -186,8 +186,8 @@ async def _servers(
     parts.memory.reliefs += [grpc.relieve, http.relieve, parts.unread.relieve, grpc.relieve_idle, http.relieve_idle]
     await http.start(ports.http)
     metrics = HttpServer(
-        Served(of_metrics, Share(descriptors.METRICS, of_one_client(descriptors.METRICS))),
-        Served(of_metrics_crowd, Share(descriptors.METRICS_SPARE, descriptors.METRICS_SPARE // 2), once=True),
+        Served(apps.of_metrics, Share(descriptors.METRICS, of_one_client(descriptors.METRICS))),
+        Served(apps.of_metrics_crowd, Share(descriptors.METRICS_SPARE, descriptors.METRICS_SPARE // 2), once=True),
         parser=settings.http_parser,
     )
     await metrics.start(ports.metrics)
