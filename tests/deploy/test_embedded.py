@@ -101,7 +101,8 @@ def test_dies_with_its_parent(tmp_path: Path, program: str) -> None:
 def test_a_server_that_cannot_start_is_reported_with_the_end_of_its_log(
     private_server: EmbeddedRedis, tmp_path: Path
 ) -> None:
-    rival = EmbeddedRedis(tmp_path / "rival", port=private_server.port)
+    rival = EmbeddedRedis(tmp_path / "rival")
+    rival.port = private_server.port
 
     with pytest.raises(ServerFailedError, match=r"(?s)did not start on.*Address already in use"):
         rival.start()
