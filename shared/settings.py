@@ -27,7 +27,7 @@ import click
 from click.core import ParameterSource
 
 from shared.contract.ids import UINT64_DIGITS
-from shared.contract.locations import ModelLocation, parse_location, split_locations
+from shared.contract.locations import ModelLocation, is_utf8, parse_location, split_locations
 from shared.process.cpu_policy import CpuPolicy
 from shared.statistics.metrics_config import MetricsConfig, parse_metrics_config
 from shared.store.connections.redis_url import RedisUrlError, has_password, parse_redis_url
@@ -264,9 +264,12 @@ class Repository(click.ParamType[ModelLocation]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> ModelLocation:
         try:
-            return value if isinstance(value, ModelLocation) else parse_location(str(value))
+            location = value if isinstance(value, ModelLocation) else parse_location(str(value))
         except ValueError as wrong:
             self.fail(str(wrong), param, ctx)
+        if isinstance(location, Path) and not is_utf8(location):
+            self.fail(f"the path of {location} is no UTF-8: rename what is not", param, ctx)
+        return location
 
 
 class CommaList(click.ParamType[str]):

@@ -13,6 +13,7 @@ import msgspec
 
 from deploy.local.private_files import make_private
 from deploy.local.terminal import say
+from shared.contract.locations import is_utf8
 from shared.process.addresses import authority
 from shared.store.keyspace import DEFAULT_PREFIX
 
@@ -71,7 +72,9 @@ def keeping_data(directory: Path) -> Generator[None]:
 @contextmanager
 def locked(data_dir: Path) -> Generator[None]:
     """Holds the data directory. Raises `LauncherError` if it cannot be written, or another launcher holds it, or
-    another user owns it."""
+    another user owns it, or mesh.json could not name what is in it."""
+    if not is_utf8(data_dir):
+        raise LauncherError(f"the path of {data_dir} is no UTF-8: rename what is not, or give another --data-dir")
     with keeping_data(data_dir):
         open_to_others = make_private(data_dir)
         opened = (data_dir / "lock").open("a+")

@@ -12,6 +12,7 @@ refused: command lines and logs would show them.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -75,6 +76,15 @@ def parse_location(text: str) -> ModelLocation:
     if {".", ".."} & set(parts):
         raise ValueError(f"'{text}' is no model repository: its path must not contain '.' or '..'")
     return RemoteLocation(form["scheme"], endpoint, "/".join(parts))
+
+
+def is_utf8(path: Path) -> bool:
+    """Whether the whole path can be written into JSON, and told to a library that takes UTF-8 alone."""
+    try:
+        os.path.realpath(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def split_locations(text: str) -> Sequence[str]:

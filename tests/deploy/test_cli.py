@@ -193,6 +193,27 @@ def test_a_name_that_the_output_cannot_encode_is_escaped(encoding: str, shown: s
     assert shown in ended.stdout.decode(encoding)
 
 
+@pytest.mark.parametrize(
+    "words", [["up", "--data-dir=caf\udce9"], ["up", "--models=caf\udce9"], ["executor", "--models=."]]
+)
+def test_a_folder_whose_path_is_no_utf8_is_refused_with_the_remedy(words: list[str], tmp_path: Path) -> None:
+    """Neither JSON can name it, nor can libraries in C++ open it: a name from an old archive, mostly."""
+    folder = tmp_path / "caf\udce9"
+    folder.mkdir()
+
+    ended = subprocess.run(
+        [sys.executable, "-m", "deploy.cli", *words],
+        capture_output=True,
+        check=False,
+        cwd=folder if words[0] == "executor" else tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+
+    assert ended.returncode
+    assert b"is no UTF-8: rename what is not" in ended.stderr
+    assert b"Traceback" not in ended.stderr
+
+
 def test_a_reader_that_has_gone_is_no_verdict(tmp_path: Path) -> None:
     """`seqmesh analyze MODEL 2>&1 | head -1`: exit code 1 would say that no configuration is within the bounds."""
     read, write = os.pipe()
