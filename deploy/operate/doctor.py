@@ -28,7 +28,7 @@ from deploy.local.settings import UpSettings
 from deploy.local.terminal import styled
 from deploy.operate import diagnoses
 from deploy.operate.diagnoses import Diagnosis, ServerFacts, Severity
-from deploy.operate.operating import OperatedMesh, connected, found_mesh, located
+from deploy.operate.operating import NotServingError, OperatedMesh, connected, found_mesh, located
 from deploy.operate.settings import OperatorSettings, escaped, operator_command
 from shared.settings import parse_settings
 from shared.store.commands import Redis
@@ -39,6 +39,7 @@ from shared.store.connections.redis_client import redis_now_ms, server_urls
 from shared.store.waiting_line import read_lines, read_live
 
 PINGS = 9
+NOT_SERVING_REMEDY = "LOADING: wait until it has read its file; BUSY: redis-cli SCRIPT KILL; else look into its log"
 DOWN = b"cluster_state:fail"
 """What CLUSTER INFO of a node says that refuses commands."""
 COLOURS = {Severity.OK: "green", Severity.WARN: "yellow", Severity.FAIL: "red"}
@@ -108,6 +109,8 @@ async def of_mesh(settings: OperatorSettings) -> list[Diagnosis]:
             found += await of_members(mesh, are_all_there=not lost)
         if not settings.redis_url:
             found += await of_gateways(read_state(settings.data_dir))
+    except NotServingError as error:
+        found.append(diagnoses.fail("redis", error.message, NOT_SERVING_REMEDY))
     except click.ClickException as error:
         remedy = (
             "start it, or give another --redis-url: docs/guides/redis.md"

@@ -19,13 +19,20 @@ from shared.store.commands import Redis
 from shared.store.connections.fitness import UnfitRedisError
 from shared.store.connections.homes import out_of_reach
 from shared.store.connections.redis_client import RETRIES, connect
-from shared.store.connections.redis_py import REDIS_LOST, REFUSED, UnfitServerError
+from shared.store.connections.redis_py import NOT_SERVING, REDIS_LOST, REFUSED
 from shared.store.connections.redis_url import url_without_password
 from shared.store.keyspace import DEFAULT_PREFIX, Keyspace
 from shared.store.membership import Member, Membership
 from shared.store.owned import owned_counts
 from shared.store.reading import text_of
 from shared.store.sequences import Sequences, kept_by
+
+
+class NotServingError(click.ClickException):
+    """Redis answers, and says that it cannot serve now."""
+
+    def format_message(self) -> str:
+        return f"{self.message}: `seqmesh doctor` says more"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +108,8 @@ async def _check_keeps_sequences(membership: Membership, model: str) -> None:
 
 @asynccontextmanager
 async def connected(url: str, *, retries: int = RETRIES, hint: str = "") -> AsyncGenerator[Redis]:
-    """A client for the block. Raises click.ClickException if Redis is lost, refuses the user, is full, or unfit.
+    """A client for the block. Raises click.ClickException if Redis is lost, refuses the user, is full, or unfit, and
+    NotServingError if it says that it cannot serve now.
 
     retries  see `connect`
     hint     ends the message when Redis is lost
@@ -111,9 +119,8 @@ async def connected(url: str, *, retries: int = RETRIES, hint: str = "") -> Asyn
         yield redis
     except REFUSED as error:
         raise click.ClickException(refusal(url, error).message) from error
-    except UnfitServerError as error:
-        said = f"Redis at {url_without_password(url)} does not serve now ({error}): `seqmesh doctor` says more"
-        raise click.ClickException(said) from error
+    except NOT_SERVING as error:
+        raise NotServingError(f"Redis at {url_without_password(url)} does not serve now ({error})") from error
     except REDIS_LOST as error:  # an OSError is of something else in the block, such as what it prints
         raise click.ClickException(f"Redis at {url_without_password(url)} cannot be reached ({error}){hint}") from error
     except UnfitRedisError as error:

@@ -281,6 +281,23 @@ async def test_a_doctor_takes_nobody_for_dead_where_redis_takes_no_writes(server
     )
 
 
+@pytest.mark.parametrize("reply", [b"-LOADING dataset in memory\r\n", b"-BUSY running a script\r\n"])
+async def test_a_doctor_does_not_ask_to_start_a_redis_that_says_that_it_cannot_serve_now(reply: bytes) -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.read(1 << 16):
+            writer.write(reply)
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+        arguments = ["doctor", "--json", f"--redis-url=redis://127.0.0.1:{server.sockets[0].getsockname()[1]}"]
+        result = await asyncio.to_thread(CliRunner().invoke, cli.main, arguments, catch_exceptions=False)
+
+    (found,) = [one for one in json.loads(result.stdout) if one["severity"] == Severity.FAIL]
+    assert "does not serve now" in found["text"]
+    assert "start it" not in found["remedy"]
+    assert "wait until it has read its file; BUSY: redis-cli SCRIPT KILL" in found["remedy"]
+
+
 @pytest.mark.parametrize(
     ("status", "told"), [(b"200 OK", []), (b"400 Bad Request", []), (b"", ["does not listen yet"])]
 )
