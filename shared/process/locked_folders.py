@@ -41,9 +41,17 @@ class TemporaryFolder:
 def remove_abandoned(*prefixes: str) -> None:
     """Removes the temporary folders with these prefixes whose processes were killed."""
     for prefix in prefixes:
-        for folder in Path(gettempdir()).glob(f"{prefix}*"):
+        for folder in temporary_files().glob(f"{prefix}*"):
             with suppress(OSError):  # another user's, or a link to itself
                 remove_unused(folder)
+
+
+def temporary_files() -> Path:
+    """Where temporary files lie; where nothing can be written, as on a full disk, where they would."""
+    try:
+        return Path(gettempdir())
+    except FileNotFoundError:
+        return Path(os.environ.get("TMPDIR", "/tmp"))  # noqa: S108 - the system's, as Python has it
 
 
 @contextmanager

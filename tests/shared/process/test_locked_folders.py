@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import resource
 import tempfile
 from pathlib import Path
 
@@ -73,3 +74,20 @@ def test_links_of_such_a_name_are_left_alone_and_keep_nobody_from_starting(
     remove_abandoned("mine-")
     assert {"mine-1", "mine-2", "other"} == {path.name for path in tmp_path.iterdir()}
     assert (tmp_path / "other" / "kept").exists()
+
+
+def test_where_nothing_can_be_written_a_process_starts_and_removes_what_was_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a full disk, above all, which it may fill. And in a container whose file system is read-only."""
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    (tmp_path / "mine-1").mkdir()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        remove_abandoned("mine-")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    assert [] == list(tmp_path.iterdir())
