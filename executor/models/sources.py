@@ -79,7 +79,8 @@ class InPlace:
 class Override:
     """A load request's files (`1/model.pt` -> content), written into a folder of their own.
 
-    raises  LoadError for a path that leaves the folder, and for a model whose name is no folder's
+    raises  LoadError for a path that leaves the folder, for a model whose name is no folder's, and where they cannot be
+            written
     """
 
     def __init__(self, model: str, files: Mapping[str, bytes]) -> None:
@@ -95,6 +96,10 @@ class Override:
                     raise LoadError(f"failed to load '{model}', file '{name}' must not leave the model's directory")
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(content)
+        except OSError as error:
+            self.cleanup()
+            where = f"{self._place.path.parent} (TMPDIR)"
+            raise LoadError(f"failed to load '{model}', its files cannot be written to {where}: {error}") from error
         except BaseException:
             self.cleanup()
             raise

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import resource
 from pathlib import Path
 
 import pytest
@@ -47,5 +49,21 @@ def test_files_of_a_model_whose_name_is_no_folders_are_written_nowhere(
 
     with pytest.raises(LoadError, match="a model's name must name a folder of its own"):
         Override(name, {"1/model.py": b""})
+
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_files_for_which_there_is_no_room_are_refused_with_their_place_and_leave_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not as if the model repository were full."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(LoadError, match=rf"its files cannot be written to {re.escape(str(tmp_path))} \(TMPDIR\)"):
+            Override("m", {"1/model.py": b"", "1/weights": bytes(1001)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
     assert [] == list(tmp_path.iterdir())
