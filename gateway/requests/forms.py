@@ -158,23 +158,34 @@ def _check_tensor(call: InferCall, config: ModelConfig, spec: TensorSpec, tensor
             f"expects '{spec.datatype}'",
         )
     batched = config.max_batch_size > 0
-    if tensor.shape and min(tensor.shape) < 0:
-        raise error_about(
-            call,
-            f"All input dimensions should be specified for input '{tensor.name}' for model '{config.name}', got "
-            f"{shape_text(tensor.shape)}",
-        )
-    dims = tensor.shape[1:] if batched else tensor.shape
+    expected = (-1, *spec.dims) if batched else spec.dims
     # A batch of no rows would be nothing to answer; Triton lets it through to the backend, where it fails.
-    fits = len(dims) == len(spec.dims) and not (batched and tensor.shape[0] == 0)
-    if not fits or (dims != spec.dims and any(w not in (-1, got) for w, got in zip(spec.dims, dims, strict=True))):
-        expected = (-1, *spec.dims) if batched else spec.dims
+    if (batched and tensor.shape[0] == 0) or not _fits(call, config, expected, tensor):
         raise error_about(
             call,
             f"unexpected shape for input '{tensor.name}' for model '{config.name}'. Expected "
             f"{shape_text(expected)}, got {shape_text(tensor.shape)}. " + (BATCH_NOTE if batched else ""),
         )
     _check_bytes(call, config, tensor)
+
+
+def _fits(call: InferCall, config: ModelConfig, expected: tuple[int, ...], tensor: Tensor) -> bool:
+    """Whether a shape has the expected dimensions, of which -1 stands for any.
+
+    raises  RequestError for a dimension that the client has left open, over gRPC
+    """
+    if len(tensor.shape) != len(expected):
+        return False
+    for want, got in zip(expected, tensor.shape, strict=True):
+        if got == -1 or (got < 0 and want == -1):
+            raise error_about(
+                call,
+                f"All input dimensions should be specified for input '{tensor.name}' for model '{config.name}', got "
+                f"{shape_text(tensor.shape)}",
+            )
+        if want not in (-1, got):
+            return False
+    return True
 
 
 def _check_bytes(call: InferCall, config: ModelConfig, tensor: Tensor) -> None:

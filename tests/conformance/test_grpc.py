@@ -22,6 +22,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tests.conformance.calls import Answer, Gate, Refused, Step, Stream, answer_of, fresh_id, neighbours
 from tests.conformance.conftest import MakeTarget
 from tests.conformance.targets import Target
+from tests.conformance.test_http_protocol import BATCH_NOTE
 from tests.mesh.running_mesh import PATIENCE_S
 
 pb: Any = service_pb2
@@ -59,11 +60,12 @@ def request(
     datatype: str = "INT32",
     of_input: Mapping[str, Any] | None = None,
     outputs: Mapping[str, Mapping[str, Any]] | None = None,
+    shape: tuple[int, ...] = (1, 1),
     **fields: Any,
 ) -> Any:
     """A request with the number 5 as INPUT, raw, unless something else is said."""
     made = pb.ModelInferRequest(model_name=model, **fields)
-    tensor = made.inputs.add(name="INPUT", datatype=datatype, shape=[1, 1])
+    tensor = made.inputs.add(name="INPUT", datatype=datatype, shape=shape)
     if contents is not None:
         tensor.contents.CopyFrom(pb.InferTensorContents(**contents))
     made.raw_input_contents.extend([FIVE] if raw is None and contents is None else raw or ())
@@ -112,6 +114,7 @@ RESERVED = (
 ID_TYPE = "invalid value type for 'sequence_id' parameter, expected int64_param or string_param."
 CUSTOM_TYPE = "invalid value type for 'mine' parameter, expected int64_param, bool_param, or string_param."
 CLASS_TYPE = "invalid value type for 'classification' parameter, expected int64_param"
+SHAPE = "[request id: <id_unknown>] unexpected shape for input 'INPUT' for model "
 SIZE = "[request id: <id_unknown>] input byte size mismatch for input 'INPUT' for model 'stateless'. Expected 4, got "
 
 
@@ -257,6 +260,22 @@ REFUSALS = [
         "no_id",
         request("direct"),
         "inference request to model 'direct' must specify a non-zero or non-empty correlation ID",
+    ),
+    refusal(
+        "open_dimension",
+        request(shape=(1, -1)),
+        "[request id: <id_unknown>] All input dimensions should be specified for input 'INPUT' for model 'stateless', "
+        "got [1,-1]",
+    ),
+    refusal(
+        "open_dimension_of_another_rank",
+        request(shape=(1, 1, -1)),
+        f"{SHAPE}'stateless'. Expected [-1,-1], got [1,1,-1]. {BATCH_NOTE}",
+    ),
+    refusal(
+        "negative_dimension",
+        request("pairs", shape=(1, -5)),
+        f"{SHAPE}'pairs'. Expected [-1,1], got [1,-5]. {BATCH_NOTE}",
     ),
     refusal("request_id_prefix", request(id="r7", raw=(b"\0",)), SIZE.replace("<id_unknown>", "r7") + "1"),
 ]

@@ -453,6 +453,27 @@ def test_shapes(shape: tuple[int, ...], dims: tuple[int, ...], max_batch_size: i
         assert refused(request, config).startswith("[request id: <id_unknown>] unexpected shape for input 'INPUT'")
 
 
+@pytest.mark.parametrize(
+    ("shape", "problem"),
+    [
+        ((1, -1), "All input dimensions should be specified"),
+        ((1, -1, 2), "All input dimensions should be specified"),
+        ((-2, 1, 2), "All input dimensions should be specified"),
+        ((1, 1, -2), "unexpected shape"),
+        ((1, 1, 3, -1), "unexpected shape"),
+        ((1, 1, 3), "unexpected shape"),
+        ((-1,), "unexpected shape"),
+    ],
+)
+def test_a_dimension_is_open_only_where_the_shape_fits_up_to_it(shape: tuple[int, ...], problem: str):
+    dims = (-1,) if len(shape) == 2 else (-1, 2)
+    config = stateless(max_batch_size=4, inputs=(TensorSpec("INPUT", "INT8", dims),))
+
+    told = refused(call(Tensor("INPUT", "INT8", shape, b"")), config)
+
+    assert told.startswith(f"[request id: <id_unknown>] {problem}")
+
+
 @pytest.mark.parametrize(("given_text", "plain"), [("", ""), ("0", "0"), ("3", "3"), ("03", "3")])
 def test_version_in_its_plain_form(given_text: str, plain: str):
     assert check_version_text(given_text) == plain
