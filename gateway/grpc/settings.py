@@ -33,15 +33,18 @@ def trace_response(texts: Mapping[str, list[str]]) -> AnyMessage:
 
 
 def log_changes(request: AnyMessage) -> dict[str, bool | int | str]:
-    """Values by setting. Raises RequestError for a value of the wrong type."""
+    """Values by setting; unknown names are ignored. Raises RequestError for a value of the wrong type."""
+    if "log_file" in request.settings:
+        # It is refused, whatever else there is.
+        return {"log_file": ""}
     changes: dict[str, bool | int | str] = {}
-    for name, setting in request.settings.items():
-        choice = setting.WhichOneof("parameter_choice")
-        wanted, word = LOG_CHOICES.get(name, (choice, ""))
-        if choice != wanted:
+    for name, (wanted, word) in LOG_CHOICES.items():
+        if name not in request.settings:
+            continue
+        setting = request.settings[name]
+        if setting.WhichOneof("parameter_choice") != wanted:
             raise RequestError(f"expect {word} for '{name}'")
-        if choice is not None:
-            changes[name] = getattr(setting, choice)
+        changes[name] = getattr(setting, wanted)
     return changes
 
 

@@ -54,6 +54,11 @@ class RuntimeSettings:
         await self._apply(partial(self._mesh.change_logs, changes, by) if changes else None, client)
         return self._process.logs
 
+    def check_model(self, model: str) -> None:
+        """Raises RequestError for a model that is not there; "" stands for the mesh."""
+        if model and model not in self._catalog.view.records:
+            raise RequestError(f"Request for unknown model : {model}")
+
     async def traces(
         self, model: str, changes: Mapping[str, list[str] | None], by: str, client: str
     ) -> dict[str, list[str]]:
@@ -61,8 +66,7 @@ class RuntimeSettings:
 
         by, client, raises  as for `logs`
         """
-        if model and model not in self._catalog.view.records:
-            raise RequestError(f"Request for unknown model : {model}")
+        self.check_model(model)
         parsed = trace_settings.parse(changes, exporting=self._control.exporting)
         by = f"{by} through {self._gateway}"
         await self._apply(partial(self._mesh.change_traces, model, parsed, by) if parsed else None, client)

@@ -246,10 +246,6 @@ def text_member(owner: Any, key: str) -> str:
     return text_of(member(owner, key), key)
 
 
-def unsigned_member(owner: Any, key: str) -> int:
-    return unsigned_of(member(owner, key), key)
-
-
 def array_member(owner: Any, key: str) -> list[Any]:
     return array_of(member(owner, key), key)
 
@@ -257,6 +253,13 @@ def array_member(owner: Any, key: str) -> list[Any]:
 def text_of(value: Any, key: str) -> str:
     if not isinstance(value, str):
         raise JsonError(f"Unable to parse '{key}': attempt to access JSON non-string as string")
+    return value
+
+
+def unnamed_text(value: Any) -> str:
+    """A text whose member the errors of Triton do not name."""
+    if not isinstance(value, str):
+        raise JsonError("attempt to access JSON non-string as string")
     return value
 
 
@@ -274,6 +277,13 @@ def unsigned_of(value: Any, key: str, *, verb: str = "parse") -> int:
     """A value that must be an integer from 0 to 2**64 - 1."""
     if type(value) is not int or not 0 <= value <= UINT64_MAX:
         raise JsonError(f"Unable to {verb} '{key}': attempt to access JSON non-unsigned-integer as unsigned-integer")
+    return value
+
+
+def unnamed_unsigned(value: Any) -> int:
+    """As `unsigned_of`; the errors of Triton do not name the member."""
+    if type(value) is not int or not 0 <= value <= UINT64_MAX:
+        raise JsonError("attempt to access JSON non-unsigned-integer as unsigned-integer")
     return value
 
 

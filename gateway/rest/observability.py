@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.models.runtime_settings import RuntimeSettings
 from gateway.rest.body import BodyBounds, client_in, read_object
-from gateway.rest.json_values import Json, JsonError
+from gateway.rest.json_values import Json, JsonError, unnamed_text
 from gateway.rest.operations import OF_BODY, OF_MODEL, TRACE_CHANGES, TRACE_SETTINGS, described, json_content, of_struct
 from gateway.rest.reply import send_json
 from shared.process.log_settings import LogSettings
@@ -34,6 +34,7 @@ class Observability:
     @described(TRACE_SETTINGS, errors=(*OF_BODY, *OF_MODEL), body=json_content(TRACE_CHANGES))
     async def change_trace_settings(self, scope: Scope, receive: Receive, send: Send) -> None:
         """POST .../trace/setting: changes the trace settings of the mesh, or of one model. Answers all of them."""
+        self._settings.check_model(scope["path_params"].get("model", ""))
         await self._send_traces(scope, send, trace_changes(await read_object(scope, receive, self._bounds)))
 
     @described(of_struct(LogSettings))
@@ -63,22 +64,28 @@ def caller_of(scope: Scope) -> str:
 
 def trace_changes(document: Json) -> dict[str, list[str] | None]:
     """Values by setting; null resets a setting. Raises JsonError for a value of another type."""
-    changes: dict[str, list[str] | None] = {}
     if "trace_file" in document:
-        changes["trace_file"] = None
+        # It is refused, whatever else there is.
+        return {"trace_file": None}
+    changes: dict[str, list[str] | None] = {}
     if "trace_level" in document:
         levels = document["trace_level"]
         if levels is not None and not isinstance(levels, list):
             raise JsonError("attempt to access JSON non-array as array")
-        changes["trace_level"] = None if levels is None else [text(level) for level in cast("list[object]", levels)]
+        changes["trace_level"] = (
+            None if levels is None else [unnamed_text(level) for level in cast("list[object]", levels)]
+        )
     for name in NUMBERS:
         if name in document:
-            changes[name] = None if document[name] is None else [text(document[name])]
+            changes[name] = None if document[name] is None else [unnamed_text(document[name])]
     return changes
 
 
 def log_changes(document: Json) -> dict[str, bool | int | str]:
     """Values by setting; null leaves a setting unchanged. Raises JsonError for a value of another type."""
+    if document.get("log_file") is not None:
+        # It is refused, whatever else there is.
+        return {"log_file": ""}
     changes: dict[str, bool | int | str] = {}
     for field in fields(LogSettings):
         if (value := document.get(field.name)) is None:
@@ -87,9 +94,3 @@ def log_changes(document: Json) -> dict[str, bool | int | str]:
             raise JsonError(f"attempt to access JSON non-{WORDS[field.type]} as {WORDS[field.type]}")
         changes[field.name] = value
     return changes
-
-
-def text(value: object) -> str:
-    if not isinstance(value, str):
-        raise JsonError("attempt to access JSON non-string as string")
-    return value

@@ -7,7 +7,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.requests.regions import Regions, cuda_refusal
 from gateway.rest.body import BodyBounds, read_object
-from gateway.rest.json_values import text_member, unsigned_member
+from gateway.rest.json_values import Json, unnamed_text, unnamed_unsigned
 from gateway.rest.operations import NOTHING, OF_BODY, REGION, REGIONS, described, json_content
 from gateway.rest.reply import JSON, send_bytes, send_json
 from shared.contract.errors import Code, RequestError
@@ -28,14 +28,8 @@ class SystemSharedMemory:
     @described((200, NOTHING), errors=(*OF_BODY, 404, 429), body=json_content(REGION))
     async def register(self, scope: Scope, receive: Receive, send: Send) -> None:
         """POST .../register: registers a region of system shared memory, under the name in the path."""
-        document = await read_object(scope, receive, self._bounds, optional=True)
-        for name in ("key", "byte_size"):
-            if name not in document:
-                raise RequestError(f"Shared memory register request has no '{name}' field")
-        offset = unsigned_member(document, "offset") if "offset" in document else 0
-        self._regions.register(
-            _region_of(scope), text_member(document, "key"), offset, unsigned_member(document, "byte_size")
-        )
+        key, offset, byte_size = registration(await read_object(scope, receive, self._bounds))
+        self._regions.register(_region_of(scope), key, offset, byte_size)
         await send_bytes(send, 200, b"", (JSON,))
 
     @described((200, NOTHING))
@@ -64,6 +58,22 @@ class CudaSharedMemory:
     async def unregister(self, scope: Scope, receive: Receive, send: Send) -> None:
         """POST .../unregister: does nothing, because no region can be registered."""
         await send_bytes(send, 200, b"", (JSON,))
+
+
+def registration(document: Json) -> tuple[str, int, int]:
+    """Key, offset and size of a region, looked at in this order, as in Triton.
+
+    raises  RequestError for one that is missing, or of another type
+    """
+    key = unnamed_text(_needed(document, "key"))
+    offset = unnamed_unsigned(document.get("offset", 0))
+    return key, offset, unnamed_unsigned(_needed(document, "byte_size"))
+
+
+def _needed(document: Json, field: str) -> object:
+    if field not in document:
+        raise RequestError(f"Shared memory register request has no '{field}' field")
+    return document[field]
 
 
 def _region_of(scope: Scope) -> str:

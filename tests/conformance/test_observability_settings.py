@@ -116,7 +116,14 @@ def test_trace_settings_of_a_model_override_the_servers_until_they_are_taken_bac
             501,
             "trace file location can not be updated through network protocol",
         ),
+        (
+            "/v2/trace/setting",
+            '{"trace_level":"OFF","trace_file":"a"}',
+            501,
+            "trace file location can not be updated through network protocol",
+        ),
         (f"/v2/models/{UNKNOWN}/trace/setting", "{}", 400, f"Request for unknown model : {UNKNOWN}"),
+        (f"/v2/models/{UNKNOWN}/trace/setting", "no JSON", 400, f"Request for unknown model : {UNKNOWN}"),
         ("/v2/logging", '{"log_info":"x"}', 500, "attempt to access JSON non-boolean as boolean"),
         (
             "/v2/logging",
@@ -125,6 +132,12 @@ def test_trace_settings_of_a_model_override_the_servers_until_they_are_taken_bac
             "attempt to access JSON non-unsigned-integer as unsigned-integer",
         ),
         ("/v2/logging", '{"log_file":"x"}', 501, "log file location can not be updated through network protocol"),
+        (
+            "/v2/logging",
+            '{"log_info":3,"log_file":4}',
+            501,
+            "log file location can not be updated through network protocol",
+        ),
     ],
 )
 def test_wrong_settings_over_http(target: Target, path: str, body: str, status: int, message: str) -> None:
@@ -156,24 +169,34 @@ def test_wrong_trace_settings_over_grpc(grpc: Any, settings: dict[str, Any], sta
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "message"),
+    ("wrong", "status", "message"),
     [
-        ("log_info", {"string_param": "x"}, "expect boolean for 'log_info'"),
-        ("log_verbose_level", {"bool_param": True}, "expect int32 for 'log_verbose_level'"),
-        ("log_format", {"uint32_param": 1}, "expect string for 'log_format'"),
-        ("log_format", {"string_param": "x"}, "invalid argument for log_format, got: x"),
+        ({"log_info": {"string_param": "x"}}, "INVALID_ARGUMENT", "expect boolean for 'log_info'"),
+        ({"log_verbose_level": {"bool_param": True}}, "INVALID_ARGUMENT", "expect int32 for 'log_verbose_level'"),
+        ({"log_format": {"uint32_param": 1}}, "INVALID_ARGUMENT", "expect string for 'log_format'"),
+        ({"log_format": {"string_param": "x"}}, "INVALID_ARGUMENT", "invalid argument for log_format, got: x"),
+        (
+            {"log_format": {"uint32_param": 1}, "log_info": {"string_param": "x"}},
+            "INVALID_ARGUMENT",
+            "expect boolean for 'log_info'",
+        ),
+        (
+            {"log_info": {"string_param": "x"}, "log_file": {"bool_param": True}},
+            "UNIMPLEMENTED",
+            "log file location can not be updated through network protocol",
+        ),
     ],
 )
-def test_wrong_log_settings_over_grpc(target: Target, name: str, value: dict[str, Any], message: str) -> None:
+def test_wrong_log_settings_over_grpc(target: Target, wrong: dict[str, Any], status: str, message: str) -> None:
     # tritonclient itself sends each setting with its right type only.
-    settings = {name: service_pb2.LogSettingsRequest.SettingValue(**value)}
+    settings = {name: service_pb2.LogSettingsRequest.SettingValue(**value) for name, value in wrong.items()}
     with grpc_library.insecure_channel(target.grpc) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         with pytest.raises(grpc_library.RpcError) as refused:
             stub.LogSettings(service_pb2.LogSettingsRequest(settings=settings), timeout=60)
 
     error: Any = refused.value
-    assert (error.code(), error.details()) == (grpc_library.StatusCode.INVALID_ARGUMENT, message)
+    assert (error.code(), error.details()) == (grpc_library.StatusCode[status], message)
 
 
 def test_a_level_needs_somewhere_to_send_traces(grpc: Any) -> None:

@@ -5,6 +5,7 @@ Triton 2.51 has it always on; a mesh with `--allow-client-shm`.
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -112,13 +113,28 @@ def test_registering_in_tritons_words(client: Any, key: str) -> None:
         client.get_system_shared_memory_status("r")
 
 
-@pytest.mark.parametrize("field", ["key", "byte_size"])
-async def test_a_registration_without_its_key_or_size_is_refused(target: Target, field: str) -> None:
-    document = {name: value for name, value in {"key": "/k", "byte_size": SIZE}.items() if name != field}
+NO_TEXT = "attempt to access JSON non-string as string"
+NO_UNSIGNED = "attempt to access JSON non-unsigned-integer as unsigned-integer"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        ({"byte_size": SIZE}, 400, "Shared memory register request has no 'key' field"),
+        ({"key": "/k", "offset": 0}, 400, "Shared memory register request has no 'byte_size' field"),
+        ({"key": None, "offset": -1}, 500, NO_TEXT),
+        ({"key": "/k", "offset": "0"}, 500, NO_UNSIGNED),
+        ({"key": "/k", "byte_size": 1.5}, 500, NO_UNSIGNED),
+        ("", 500, "failed to parse the request JSON buffer: The document is empty. at 0"),
+    ],
+)
+async def test_a_wrong_registration_is_refused_by_its_first_mistake(
+    target: Target, body: Any, status: int, message: str
+) -> None:
     url = f"http://{target.http}/v2/systemsharedmemory/region/r/register"
-    async with aiohttp.ClientSession() as session, session.post(url, json=document) as response:
-        error = {"error": f"Shared memory register request has no '{field}' field"}
-        assert (400, error) == (response.status, await response.json(content_type=None))
+    data = json.dumps(body) if body else b""
+    async with aiohttp.ClientSession() as session, session.post(url, data=data) as response:
+        assert (status, {"error": message}) == (response.status, await response.json(content_type=None))
 
 
 def test_requests_in_tritons_words(client: Any, key: str) -> None:

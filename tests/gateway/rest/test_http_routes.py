@@ -48,7 +48,7 @@ async def session(gateway: RunningGateway):
         ("GET", "/v2/models/echo/infer", 405, "Method Not Allowed"),
         ("POST", "/v2/health/live", 405, "Method Not Allowed"),
         ("GET", "/v2/trace/setting", 200, None),
-        ("POST", "/v2/models/nobody/trace/setting", 500, None),
+        ("POST", "/v2/models/nobody/trace/setting", 400, "Request for unknown model : nobody"),
         ("GET", "/v2/logging", 200, None),
         ("GET", "/v2/trace/setting/", 404, "Not Found"),
         ("GET", "/v2/models/echo/versions/1/trace/setting", 404, "Not Found"),
