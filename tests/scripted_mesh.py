@@ -136,7 +136,7 @@ class ScriptedMesh:
         return Submission(
             sequence=self.sequence(correlation_id),
             flags=flags | StepFlag.DURABLE,
-            digest=step_digest(request_id, flags, tensors),
+            digest=step_digest(request_id, flags, () if StepFlag.NAMED in flags else tensors),
             expected_step=expected_step,
             version=self.version,
             gateway=gateway,

@@ -12,7 +12,7 @@ import msgspec
 
 from gateway.models.versions import check_version_text
 from gateway.requests.forms import KnownForms, check_form
-from gateway.requests.infer_call import InferCall, check_correlation_id, error_about
+from gateway.requests.infer_call import InferCall, check_correlation_id, error_about, has_own_name
 from shared.contract.batch_shape import Queueing, ShapeKeys, rows_of
 from shared.contract.errors import RequestError
 from shared.contract.ids import CorrelationId, SequenceId, correlation_id_from, sequence_id
@@ -23,7 +23,7 @@ from shared.contract.parameters import UINT64_MAX
 WIDE_IDS = ("UINT64", "INT64")
 """Types of a CORRID control that can hold the hash of a session's text."""
 IMPLICIT, DURABLE, ALONE = int(StepFlag.IMPLICIT), int(StepFlag.DURABLE), int(StepFlag.ALONE)
-PAGEABLE, TOLD = int(StepFlag.PAGEABLE), int(StepFlag.TOLD)
+PAGEABLE, TOLD, NAMED = int(StepFlag.PAGEABLE), int(StepFlag.TOLD), int(StepFlag.NAMED)
 
 
 class Admitted(msgspec.Struct, frozen=True):
@@ -155,6 +155,8 @@ def _step(
         | (DURABLE if config.recoverable else 0)
         | (PAGEABLE if config.pageable else 0)
         | (TOLD if call.wait_info or call.wait_max_ms else 0)
+        # A follower in an ensemble is known by its number.
+        | (NAMED if has_own_name(call) and call.expected_step is None else 0)
     )
     requested = check_version_text(call.version) + (call.part.scope if call.part is not None else "")
     return Admitted(

@@ -98,6 +98,13 @@ def input_bytes(call: InferCall) -> int:
     return size
 
 
+def has_own_name(call: InferCall) -> bool:
+    """Whether the request's id is the name of a model's call, or of the one that its ensemble is called by: the same
+    when the call is made again, and no other one's.
+    """
+    return call.origin is not None and call.request_id != "" and call.origin.is_named(call.request_id)
+
+
 def with_id(request_id: str, text: str) -> str:
     """A message with Triton's prefix that names the request."""
     return f"[request id: {request_id or '<id_unknown>'}] {text}"

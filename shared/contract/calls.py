@@ -49,6 +49,10 @@ class CallOrigin:
         """The origin of one step of the ensemble that is called."""
         return replace(self, name=f"{self.name}/{part}") if self.name else self
 
+    def is_named(self, name: str) -> bool:
+        """Whether this is the call's name, or that of the call to the ensemble around it."""
+        return self.name.partition("/")[0] == name
+
 
 class WaitingCall(msgspec.Struct, frozen=True, order=True):
     """A call that an instance has waited for for a while, as its process tells all executors.

@@ -1,6 +1,7 @@
 """Tells a step that is sent again from a new one, by its request id together with its content. Pure.
 
 The request id alone is not enough: clients count their requests from 1 in every run, under the same correlation ids.
+The name of a model's call is enough, and its inputs do not count.
 """
 
 from __future__ import annotations

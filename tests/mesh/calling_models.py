@@ -86,12 +86,15 @@ class TritonPythonModel:
         end = request.flags() & pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END
         value = number(request)
         self.die(value, 0)
-        value_of(call("running_sum", value, flags=start, correlation_id=7).exec())
+        value_of(call("running_sum", self.sent(value), flags=start, correlation_id=7).exec())
         self.die(value, 1)
-        total = value_of(call("running_sum", value, flags=end, correlation_id=7).exec())
+        total = value_of(call("running_sum", self.sent(value), flags=end, correlation_id=7).exec())
         self.die(value, 2)
         steps = pb_utils.get_input_tensor_by_name(request, "STEPS_IN").as_numpy() + 1
         return pb_utils.InferenceResponse([tensor("OUTPUT", total), pb_utils.Tensor("STEPS_OUT", steps)])
+
+    def sent(self, value):
+        return value
 
     def die(self, value, place):
         died = pathlib.Path(pb_utils.get_model_dir()) / f"died at {value}"
@@ -99,6 +102,14 @@ class TritonPythonModel:
             died.touch()
             os.kill(os.getpid(), signal.SIGKILL)
 """
+TWICE_OTHERWISE = (
+    TWICE_DYING
+    + """
+    def sent(self, value):
+        return value + (pathlib.Path(pb_utils.get_model_dir()) / f"died at {value}").exists()
+"""
+)
+"""As `twice_dying`, but what it sends after its death is larger by one."""
 TWICE_LATER = """
 class TritonPythonModel:
     '''As `twice`, for all of its requests at once, and as a coroutine.'''

@@ -14,7 +14,7 @@ from tritonclient.utils import InferenceServerException
 
 from shared.contract.ids import sequence_id
 from shared.contract.record import ACCEPTED
-from tests.mesh.calling_models import KNOT, TWICE, TWICE_DYING, TWICE_LATER, Doubled, add_calling_model
+from tests.mesh.calling_models import KNOT, TWICE, TWICE_DYING, TWICE_LATER, TWICE_OTHERWISE, Doubled, add_calling_model
 from tests.mesh.model_repository import add_sum_model, put_in_processes
 from tests.mesh.running_mesh import RunningMesh, instances_of, running_mesh, wait
 from tests.mesh.traffic import Callers, Traffic, infer, make_plans
@@ -34,6 +34,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningMesh]:
     for name, code in (("twice_apart", TWICE), ("twice_later_apart", TWICE_LATER)):
         put_in_processes(models, add_calling_model(models, name, code, sequences=True))
     add_calling_model(models, "twice_dying", TWICE_DYING, sequences=True)
+    add_calling_model(models, "twice_otherwise", TWICE_OTHERWISE, sequences=True)
     for first, second in KNOTS:
         add_calling_model(models, first, KNOT, calls=second, rows=1)
         add_calling_model(models, second, KNOT, calls=first, rows=1)
@@ -107,15 +108,27 @@ def test_wherever_the_caller_s_process_dies_its_calls_are_not_made_twice(shared:
     wait(lambda: len(shared.alive()) == 2, "executors are back")
 
 
-def test_a_start_that_runs_again_with_further_calls_begins_its_sequence_again(shared: RunningMesh) -> None:
+def test_a_start_that_runs_again_with_further_calls_does_not_begin_its_sequence_again(shared: RunningMesh) -> None:
     answers = [
         infer(shared, "twice_dying", 1002, sequence_id=4, sequence_start=True),
         infer(shared, "twice_dying", 5, sequence_id=4, sequence_end=True),
     ]
 
     assert [2004, 2014] == answers
-    # Both calls of the first step were made twice.
+    # Both calls of the first step were made twice, and counted once.
+    assert "4" == shared.record(sequence_id("running_sum", "", 7))[ACCEPTED]
+    wait(lambda: len(shared.alive()) == 2, "executors are back")
+
+
+def test_a_step_that_runs_again_and_computes_other_bits_repeats_its_calls_all_the_same(shared: RunningMesh) -> None:
+    """As a model may on another GPU, or in another batch. The sequence that is called has what was computed first."""
+    first = infer(shared, "twice_otherwise", 1000, sequence_id=6, sequence_start=True)
+    then = infer(shared, "twice_otherwise", 1011, sequence_id=6)
+    last = infer(shared, "twice_otherwise", 1022, sequence_id=6, sequence_end=True)
+
     assert "6" == shared.record(sequence_id("running_sum", "", 7))[ACCEPTED]
+    # Of the first step all was sent after the death, of the second one a half, of the third one nothing.
+    assert [2002, 2002 + 2023, 2002 + 2023 + 2044] == [first, then, last]
     wait(lambda: len(shared.alive()) == 2, "executors are back")
 
 

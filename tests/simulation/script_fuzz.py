@@ -11,6 +11,7 @@ free slot. An older one, whose term is over, tries whatever can be done at that 
 from __future__ import annotations
 
 import hashlib
+import random
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -115,6 +116,8 @@ class Fuzz:
         self.recovery = Checkpoints(self.chance.randint(1, 3))
         self.end_rate = self.chance.choice((0.02, 0.12))
         self.kinds = self.chance.choice((("named",), ("named", "both"), ("named", "numbered", "plain")))
+        # Of models, not of clients. Drawn by itself, so that a seed goes on to mean what it meant in everything else.
+        self.calls = self.kinds == ("named",) and random.Random(f"calls {seed}").random() < 0.5
         self.slots = self.chance.choice((1, 2, 2))
         self.live_max, self.tenant_max = self.chance.choice(((10, 0), (10, 0), (10, 0), (2, 0), (10, 1)))
         self.marks = self.chance.choice((("",), ("",), ("a",), ("a", "a", "a", "b")))
@@ -174,6 +177,8 @@ class Fuzz:
             flags |= StepFlag.TOLD
         number = len(self.asked) + 1
         kind = self.chance.choice(self.kinds)
+        if self.calls:
+            flags |= StepFlag.NAMED
         expected = None
         if kind in ("numbered", "both"):
             expected = 1 if START in flags or life is None else life.accepted - life.start + 2
@@ -248,7 +253,13 @@ class Fuzz:
             and self.run_of(asked) == life.start
         )
         place = asked.place
+        was_made = self.calls and life is not None and self.truth.record(asked.sequence).get(b"bn") == asked.birth
+        # A START begins again what is over without END, or has been idle for too long.
+        is_idle = self.store.value(self.keys.sequence(asked.sequence).idle.encode()) is None
+        may_begin = life is None or (bool(again.flags & START) and (life.over or life.is_closed or is_idle))
         outcome = self.send(asked, again)
+        if was_made and not may_begin and outcome.code in (SubmitCode.DELIVERED, SubmitCode.WAITING):
+            self.truth.violate(f"{asked.sequence}: call {asked.number} was accepted twice")
         if is_present:
             assert life is not None
             self.truth.retried(asked.number, again, life, place, outcome)

@@ -28,7 +28,7 @@ from gateway.requests.ensembles.progress import EnsembleAction, EnsembleProgress
 from gateway.requests.exchange.dispatch import Dispatch
 from gateway.requests.exchange.notices import Notices
 from gateway.requests.exchange.replies import Replies, unknown_outcome
-from gateway.requests.infer_call import EnsemblePart, InferCall
+from gateway.requests.infer_call import EnsemblePart, InferCall, has_own_name
 from gateway.requests.orphans import ConnectionSequences
 from gateway.requests.status import told_of
 from gateway.requests.waiting import Accepted, Answer, OpenRequest, PendingRequest
@@ -295,7 +295,8 @@ class StageRun:
         flags = (START if self._call.start else 0) | (END if self._call.end else 0)
         scope = scope_of(self._call, planned, None if stand is None else stand.run)
         if stand is None:
-            return EnsemblePart(scope, step_digest(self._call.request_id, flags, self._call.inputs))
+            inputs = () if has_own_name(self._call) else self._call.inputs
+            return EnsemblePart(scope, step_digest(self._call.request_id, flags, inputs))
         if stand.step == 1 and not self._call.end:
             # Its number tells all: sent again behind END, a first step with a digest would begin the sequence anew.
             return EnsemblePart(scope, b"")

@@ -13,7 +13,7 @@ from gateway.requests.waiting import PendingRequest
 from shared.contract.errors import Code, Reason
 from shared.contract.ids import GatewayId, SequenceId, ShardId
 from shared.contract.limits import IDLE_MS_MAX
-from shared.contract.messages import START, ReplyMessage, encode
+from shared.contract.messages import START, ReplyMessage, StepFlag, encode
 from shared.contract.record import CANCELLED as TOMBSTONE_CANCELLED
 from shared.contract.step_digest import step_digest
 from shared.contract.tenants import Tenants
@@ -44,6 +44,7 @@ class CallKind(IntEnum):
 
 WITHDRAWAL_OF = {CallKind.STEPS: CallKind.WITHDRAW_STEPS, CallKind.WORK: CallKind.WITHDRAW_WORK}
 """Which call takes back what a call has sent."""
+NAMED = int(StepFlag.NAMED)
 CANCELLED = encode(ReplyMessage("", error_code=Code.CANCELLED))
 """Triton has no message for it (triton-spec 1.8)."""
 CANCELLED_STEP = encode(ReplyMessage("", error_code=Code.CANCELLED, reason=Reason.CANCELLED))
@@ -134,10 +135,12 @@ class ScriptCalls:
         message, call = pending.admitted.message, pending.call
         part = call.part
         flags = pending.admitted.flags
+        # A model may compute other bits when its step runs again.
+        inputs = () if flags & NAMED else call.inputs
         return Submission(
             pending.sequence,
             flags,
-            step_digest(call.request_id, flags, call.inputs) if part is None else part.digest,
+            step_digest(call.request_id, flags, inputs) if part is None else part.digest,
             call.expected_step,
             message.version,
             self._gateway,

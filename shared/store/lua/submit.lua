@@ -8,7 +8,8 @@
 --          for the last accepted step (since START)
 --        per step: flags (1 START, 2 END, 4 a sequence may start implicitly, 8 the mesh holds its state,
 --                  16 the sequence consists of this one request, 32 it may be paged, 128 its caller is to be told
---                  how long it waits for a slot, 256 what most steps leave out follows),
+--                  how long it waits for a slot, 256 what most steps leave out follows, 1024 it is a model's call, and
+--                  no other one has its digest),
 --                  digest of its request id and content (12 bytes) or '', expected step since START or '', version,
 --                  gateway, token (hexadecimal; each gateway counts its tokens upwards in the order in which it sends),
 --                  message
@@ -226,15 +227,31 @@ end
 --   of that step itself. Otherwise a new run begins. A client that retries its first step loses nothing by that: it has
 --   seen no answer of the sequence, so it repeats the steps that followed as well.
 -- * Every other match is a repetition.
+--
+-- A model's call has a name that no other call has, in whichever run. A match is a repetition, however many steps have
+-- followed: the call may have been held up on its way, or its executor be one that has lost the step long ago. Only a
+-- START begins anew what is over without END: with that nobody goes on.
 local function by_name(step, flags, record)
   local n = step.digest ~= '' and step_named(record.ids, step.digest, record.accepted)
   if not n then return nil end
   if record.may_have_come then return n end
-  if n < record.start then return nil end
+  local is_call = has(flags, NAMED)
+  if n < record.start then return is_call and n or nil end
   local idle = n == record.start and is_idle_for_too_long(step, record)
   local first = has(flags, START) or n == record.start and has(flags, IMPLICIT) and (record.closed or idle)
-  if first and (n < record.accepted or idle or record.closed and record.cause ~= 'e') then return nil end
+  local follows = n < record.accepted and not is_call
+  if first and (follows or idle or record.closed and record.cause ~= 'e') then return nil end
   return n
+end
+
+-- Whether a model's call was made to a sequence of the same id before the record's own.
+local function was_made_before(step)
+  return step_named(redis.call('HGET', step.record, 'rp') or '', step.digest, 0)
+end
+
+-- The digests that a record hands on to the next one of its sequence's id, which a model's call begins.
+local function handed_on(step, ids)
+  return string.sub((redis.call('HGET', step.record, 'rp') or '') .. ids, -REMEMBERED * ENTRY)
 end
 
 -- Judges a step by the number (since START) that the client gave it: the answer to a retry, a refusal, or nil if the
@@ -360,6 +377,7 @@ local function write_first(step, flags, birth)
   if has(flags, PAGEABLE) then append(change, 'pg', 1) end
   if step.tenant ~= '' then append(change, 'tn', step.tenant) end
   if step.digest ~= '' then append(change, 'rd', step.digest .. four_bytes(1)) end
+  if step.before ~= '' then append(change, 'rp', step.before) end
   redis.call('HSET', step.record, unpack(change))
   redis.call('SET', step.idle, '1')
 end
@@ -387,8 +405,8 @@ local function begin_in_line(step, flags)
   return { WAITING, 1, entry .. '.1' }
 end
 
--- Begins a new sequence, with this step as its first. last_step: of the old one, for a refusal
-local function create(step, flags, last_step)
+-- Begins a new sequence, with this step as its first. last_step, ids: of the old one, for a refusal, and of its steps
+local function create(step, flags, last_step, ids)
   local model, waiting = model_of(step.sid), number(redis.call('HGET', line_of(step), 'w'))
   -- Each that waits has an entry there: a count that was not corrected when a record could not be read harms nobody.
   if waiting > 0 then waiting = math.min(waiting, redis.call('XLEN', starts_of(step))) end
@@ -403,6 +421,7 @@ local function create(step, flags, last_step)
   -- Nobody overtakes those who wait.
   local slot, instance = nil, nil
   if waiting <= 0 then slot, instance = take_spare(step.prefers, model, step.version) end
+  step.before = has(flags, NAMED) and handed_on(step, ids) or ''
   redis.call('DEL', step.record)
   if slot then return begin_in_slot(step, flags, model, slot, instance) end
   return begin_in_line(step, flags)
@@ -455,7 +474,7 @@ local function submit(step, flags)
     if not (begins or has(flags, IMPLICIT)) then return { NEVER_SEEN, 0 } end
     -- Without a record they are of a sequence whose record was removed, not ended: they must not become this one's.
     if redis.call('EXISTS', step.parked, checkpoint_of(step.sid)) > 0 then error(NOT_SOUND) end
-    return create(step, flags, 0)
+    return create(step, flags, 0, '')
   end
   local record = { state = state, owner = got[2], instance = got[3], slot = got[4], epoch = got[5],
     accepted = tonumber(got[6]), committed = tonumber(got[7]), closed = got[8] == '1', start = tonumber(got[9]),
@@ -474,12 +493,13 @@ local function submit(step, flags)
   -- Retries first, by digest and then by number: a retry is answered whatever state its sequence is in now.
   local named = by_name(step, flags, record)
   if named then return repeated(step, named, record, ANSWERED) end
+  if has(flags, NAMED) and was_made_before(step) then return { ANSWERED, last_step } end
   local known = step.expected ~= '' and by_number(step, flags, record)
   if known then return known end
   -- To accept it now could run it twice.
   if record.may_have_come and not is_surely_new(step, record) then return { LATE, last_step } end
   if GONE[state] then
-    if begins or has(flags, IMPLICIT) then return create(step, flags, last_step) end
+    if begins or has(flags, IMPLICIT) then return create(step, flags, last_step, record.ids) end
     return { GONE[state], last_step }
   end
   if record.closed and not (begins or has(flags, IMPLICIT)) then return { GONE[record.cause], last_step } end
@@ -531,6 +551,7 @@ local function follow(record, sid, at)
     or expected ~= '' and start + expected ~= taken + 2
     or digest ~= '' and (string.find(recent, digest, 1, true) or string.find(older, digest, 1, true))
     or taken - done >= OPEN_MAX
+    or has(flags, NAMED) and redis.call('HEXISTS', record, 'rp') == 1
     or taken == done and redis.call('PERSIST', idle_of(sid)) == 0 then return nil end
   local n = taken + 1
   -- Lua's own way to write a number takes three times as long.

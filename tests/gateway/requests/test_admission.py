@@ -14,6 +14,7 @@ from gateway.requests.admission import Admitted, admit, admit_end
 from gateway.requests.forms import KnownForms, check_form, has_many_strings, string_problem, with_strings_read
 from gateway.requests.infer_call import EnsemblePart, InferCall, check_correlation_id
 from gateway.requests.sessions import new_session
+from shared.contract.calls import CallOrigin
 from shared.contract.errors import Code, RequestError
 from shared.contract.messages import ModelRecord, StepFlag, encode
 from shared.contract.model_config import (
@@ -53,6 +54,25 @@ def stateless(**changes: Any) -> ModelConfig:
 def admitted(call: InferCall, config: ModelConfig) -> Admitted:
     record = ModelRecord(config, "{}", ("3",))
     return admit(call, record, "3", arrived_ns=5, make_session=lambda: new_session(config))
+
+
+@pytest.mark.parametrize(
+    ("is_named", "call"),
+    [
+        (True, InferCall("m", request_id="call-1", origin=CallOrigin("call-1", ("a",)))),
+        (True, InferCall("m", request_id="call-1", origin=CallOrigin("call-1", ("a",)).within("e/1").within("f/2"))),
+        (False, InferCall("m", request_id="mine", origin=CallOrigin("call-1", ("a",)))),
+        (False, InferCall("m", request_id="call-1", expected_step=2, origin=CallOrigin("call-1").within("e/1"))),
+        (False, InferCall("m", origin=CallOrigin("call-1"))),
+        (False, InferCall("m", request_id="call-1")),
+    ],
+)
+def test_a_call_is_known_by_its_name_alone_unless_its_model_or_an_ensemble_has_named_it(
+    *, is_named: bool, call: InferCall
+) -> None:
+    call = msgspec.structs.replace(call, correlation_id=7, inputs=(INT,))
+
+    assert is_named is bool(admitted(call, model()).flags & StepFlag.NAMED)
 
 
 def refused(call: InferCall, config: ModelConfig) -> str:

@@ -25,7 +25,7 @@ from shared.store.script_values import CommitCode, KeptReplies, LedShard, StepOu
 from tests.scripted_mesh import GATEWAY, ScriptedMesh, commit_of
 
 ONE, TWO = ({"INPUT": np.full((1, 1), value, np.int32)} for value in (1, 2))
-START, END, NONE = StepFlag.START, StepFlag.END, StepFlag.NONE
+START, END, NONE, NAMED = StepFlag.START, StepFlag.END, StepFlag.NONE, StepFlag.NAMED
 ALICE, BOB, EVE = ExecutorId("alice-1"), ExecutorId("bob-1"), ExecutorId("eve-1")
 OTHER = "g-other"
 TOMBSTONE_MS = 600_000
@@ -61,12 +61,12 @@ async def commit(
 
 
 async def run_sequence(
-    mesh: ScriptedMesh, ids: str, *, end: bool = False, numbered: bool = False, kept: int = 8
+    mesh: ScriptedMesh, ids: str, *, end: bool = False, numbered: bool = False, kept: int = 8, all_of: StepFlag = NONE
 ) -> None:
     """A sequence on ALICE with a committed step per letter, all of them open at the same time."""
     last = len(ids) - 1
     for index, name in enumerate(ids):
-        flags = (START if index == 0 else NONE) | (END if end and index == last else NONE)
+        flags = all_of | (START if index == 0 else NONE) | (END if end and index == last else NONE)
         submission = mesh.submission(
             7, ONE, flags, request_id="" if numbered else name, expected_step=index + 1 if numbered else None
         )
@@ -91,6 +91,56 @@ async def again(
         submission = msgspec.structs.replace(submission, flags=submission.flags | StepFlag.IMPLICIT)
     outcome = await mesh.submit(submission)
     return outcome.code, outcome.step
+
+
+class TestCalls:
+    """Steps that a model has called for, whose names are no other call's."""
+
+    async def test_a_start_that_comes_late_begins_nothing_again(self, mesh: ScriptedMesh) -> None:
+        """It was held up in a gateway, or its executor lost the step long ago: that has gone on elsewhere."""
+        await run_sequence(mesh, "abc", all_of=NAMED)
+
+        assert (SubmitCode.REPEATED, 1) == await again(mesh, "a", START | NAMED)
+        assert "3" == (await mesh.record(7))["nx"]
+
+    async def test_one_whose_reply_is_kept_no_longer_does_not_run_again(self, mesh: ScriptedMesh) -> None:
+        await run_sequence(mesh, "abc", kept=1, all_of=NAMED)
+
+        assert (SubmitCode.ANSWERED, 3) == await again(mesh, "a", START | NAMED)
+
+    async def test_one_of_an_earlier_run_does_not_run_in_a_later_one(self, mesh: ScriptedMesh) -> None:
+        await run_sequence(mesh, "abc", all_of=NAMED)
+        await mesh.submit(mesh.submission(7, ONE, START | NAMED, request_id="d"))
+
+        assert (SubmitCode.REPEATED, 2) == await again(mesh, "b", NAMED)
+        assert (SubmitCode.JOINED, 4) == await again(mesh, "d", START | NAMED)
+
+    @pytest.mark.parametrize("runs", [1, 3])
+    async def test_one_of_a_run_that_has_ended_does_not_run_in_a_new_sequence_of_its_id(
+        self, mesh: ScriptedMesh, runs: int
+    ) -> None:
+        await run_sequence(mesh, "abc", end=True, all_of=NAMED)
+        for run in range(runs):
+            last = END if run < runs - 1 else NONE
+            await mesh.submit(mesh.submission(7, ONE, START | NAMED | last, request_id=f"d{run}"))
+            await mesh.assign(7, ALICE)
+            await commit(mesh, ALICE, (await steps_of(mesh, ALICE))[0])
+
+        assert [(SubmitCode.ANSWERED, 1)] * 2 == [await again(mesh, "b", NAMED), await again(mesh, "a", START | NAMED)]
+        assert (SubmitCode.DELIVERED, 2) == await again(mesh, "e", NAMED)
+
+    async def test_its_inputs_need_not_be_the_same(self, mesh: ScriptedMesh) -> None:
+        """A model may compute other bits when its step runs again."""
+        await mesh.submit(mesh.submission(7, ONE, START | NAMED, request_id="a"))
+
+        assert (SubmitCode.JOINED, 1) == await again(mesh, "a", START | NAMED, inputs=TWO)
+
+    async def test_a_start_begins_again_what_is_over_without_end(self, mesh: ScriptedMesh) -> None:
+        """Its caller may have been taken over for so long."""
+        await run_sequence(mesh, "ab", all_of=NAMED)
+        await mesh.redis.delete(mesh.keys.sequence(mesh.sequence(7)).idle)
+
+        assert SubmitCode.DELIVERED is (await again(mesh, "a", START | NAMED))[0]
 
 
 class TestRequestIds:
