@@ -30,7 +30,7 @@ from seqmesh_client import (
     WrongAnswer,
     WrongStep,
 )
-from seqmesh_client.conversation import Ask, Conversation, Wish, as_array
+from seqmesh_client.conversation import UNANSWERED_S, Ask, Conversation, Mesh, Wish, as_array
 from seqmesh_client.delivery import EARLY_S, Delivery, Listen, Quiet
 from seqmesh_client.token import Place
 from seqmesh_client.wire import LinkBroken, StepRequest, told_by
@@ -436,6 +436,15 @@ def test_nothing_is_sent_behind_the_last_step() -> None:
         third.add(request(6), None)
 
 
+def test_the_log_tells_once_that_no_gateway_has_answered_for_a_while(caplog: pytest.LogCaptureFixture) -> None:
+    mesh, told = Mesh(("a:1",), LONG_SUFFERING, strict=True, numbered={}, inputs={}), list[int]()
+    for passed_s in (0.0, 0.9 * UNANSWERED_S, UNANSWERED_S, 2 * UNANSWERED_S):
+        mesh.failed("refused", 1000.0 + passed_s)
+        told.append(len(caplog.records))
+
+    assert [0, 0, 1, 1] == told
+
+
 # -- the end without a step -------------------------------------------------------------------------------------------
 
 
@@ -471,6 +480,8 @@ def test_the_end_does_not_wait_for_the_rest_of_a_step_that_has_begun_to_answer()
     rest = [shell.run(conversation.next_answer()) for _ in range(ANSWERS - 1)]
     assert [6, 7, 8] == [one.single.item() for one in (first, *(content for content, _ in rest)) if one is not None]
     assert rest[-1][1]
+    with pytest.raises(SequenceEnded):
+        conversation.add(request(1), None)
 
 
 @given(st.integers(0, 1 << 32))

@@ -495,6 +495,15 @@ async def test_answers_that_a_caller_has_left_are_none_of_its_next_step() -> Non
             assert [3, 4, 5] == [one.single.item() for one in sequence.answers(ONES[0])]
 
 
+async def test_steps_of_a_decoupled_model_are_told_as_such() -> None:
+    with served(SumServer(decoupled=True)) as url:
+        async with AsyncClient([url]) as client:
+            with pytest.raises(ValueError, match=r"step 1 .* has 3 answers: ask a decoupled model by answers\(\)"):
+                await anext(client.sequence("sum", id="me").steps(ONES, ahead=3))
+        with Client([url]) as client, pytest.raises(ValueError, match="ask a decoupled model by answers"):
+            next(client.sequence("sum", id="you").steps(ONES, ahead=3))
+
+
 def test_an_asynchronous_client_says_in_another_event_loop_that_it_belongs_to_the_first(sums: str) -> None:
     client = AsyncClient([sums])
     sequence = client.sequence("sum", id="me")
