@@ -225,6 +225,21 @@ class TestBatches:
 
         assert [[1], [2], [3]] == gate.batches
 
+    @pytest.mark.parametrize("batching", [""])
+    async def test_no_more_is_taken_than_the_instances_run_however_much_waits(
+        self, callers: Callers, executor: Life, gate: Gate
+    ) -> None:
+        await callers.send(1, 2, 3, 4, 5, 6)
+        gate.hold(4)
+        async with executor("a"):
+            await until(lambda: gate.began(4), "the fourth runs")
+            await asyncio.sleep(0.05)
+            held = await callers.redis.hkeys(callers.keys.held)
+            gate.release()
+            await callers.doubles(1, 2, 3, 4, 5, 6)
+
+        assert [f"{GATEWAY}/4".encode()] == held
+
     @pytest.mark.parametrize("batching", ["dynamic_batching { preferred_batch_size: [ 2 ] }"])
     async def test_the_largest_preferred_size_that_was_reached_runs(
         self, callers: Callers, executor: Life, gate: Gate
