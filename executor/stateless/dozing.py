@@ -64,12 +64,7 @@ class DozingPart:
         self._any.set()
         # The pop that is under way does not name it.
         self._link.cut_short()
-        try:
-            return await dozer.woken
-        finally:
-            # After a reload the new load may doze in its place already.
-            if self._dozers.get(queue.wake) is dozer:
-                del self._dozers[queue.wake]
+        return await dozer.woken
 
     async def run(self) -> None:
         try:
@@ -86,10 +81,11 @@ class DozingPart:
             await self._link.close()
 
     def _asleep(self) -> dict[str, Dozer]:
-        asleep = {wake: dozer for wake, dozer in self._dozers.items() if not dozer.woken.done()}
-        if not asleep:
+        """Those that doze; the others are forgotten here."""
+        self._dozers = {wake: dozer for wake, dozer in self._dozers.items() if not dozer.woken.done()}
+        if not self._dozers:
             self._any.clear()
-        return asleep
+        return self._dozers
 
     async def _look(self) -> None:
         """Wakes the queues that are not empty."""

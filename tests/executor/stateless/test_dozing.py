@@ -79,6 +79,7 @@ async def test_a_token_wakes_its_queue_and_no_other(redis: Any, key_prefix: str)
         assert not any(dozers[other].done() for other in others)
         for other in others:
             dozers[other].cancel()
+        await until(lambda: not any(part._dozers for part in dozing._parts.values()), "they are forgotten")
     assert 0 == await redis.exists(called.wake)
 
 
