@@ -635,6 +635,25 @@ class TestExecutors:
             async with executor("b"):
                 assert [4, 6] == await callers.doubles(2, 3)
 
+    @pytest.mark.parametrize("batching", [""])
+    async def test_a_leaving_executor_takes_nothing_more_however_much_waits(
+        self, callers: Callers, executor: Life, gate: Gate
+    ) -> None:
+        values = range(1, MANY + 1)
+        await callers.send(*values)
+        gate.hold(4)
+        async with executor("a") as a:
+            await until(lambda: gate.began(4), "the fourth runs")
+            leaving = asyncio.create_task(a.registration.leave())
+            gate.release()
+            await leaving
+            ran = len(gate.batches)
+            async with executor("b"):
+                await callers.doubles(*values)
+
+        assert ran < MANY // 2
+        assert [[value] for value in values] == gate.batches, "none of them ran twice"
+
     @pytest.mark.parametrize("loaded", ["work", "other"])
     async def test_an_executor_that_is_to_leave_takes_nothing_for_a_model_that_is_loaded_meanwhile(
         self, redis_url: str, callers: Callers, executor: Life, gate: Gate, models: Path, loaded: str
