@@ -298,6 +298,24 @@ async def test_a_doctor_does_not_ask_to_start_a_redis_that_says_that_it_cannot_s
     assert "wait until it has read its file; BUSY: redis-cli SCRIPT KILL" in found["remedy"]
 
 
+async def test_a_doctor_tells_that_redis_takes_no_more_clients() -> None:
+    """It says so before anything is sent, and has gone when something is."""
+
+    async def refuse(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"-ERR max number of clients reached\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+        arguments = ["doctor", "--json", f"--redis-url=redis://127.0.0.1:{server.sockets[0].getsockname()[1]}"]
+        results = [
+            await asyncio.to_thread(CliRunner().invoke, cli.main, arguments, catch_exceptions=False) for _ in range(5)
+        ]
+
+    for result in results:
+        (found,) = [one for one in json.loads(result.stdout) if one["severity"] == Severity.FAIL]
+        assert "max number of clients reached" in found["text"]
+
+
 @pytest.mark.parametrize(
     ("status", "told"), [(b"200 OK", []), (b"400 Bad Request", []), (b"", ["does not listen yet"])]
 )

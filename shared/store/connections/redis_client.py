@@ -20,7 +20,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, cast
 
-from redis import DriverInfo
 from redis.asyncio import BlockingConnectionPool
 from redis.asyncio.retry import Retry
 from redis.backoff import FullJitterBackoff, NoBackoff
@@ -54,10 +53,6 @@ BACKOFF_BASE_S = 0.02
 LONGEST_PAUSE_FROM = 10
 """Failures in a row from which on pauses grow no more: by then `BACKOFF_CAP_S` bounds them."""
 CONNECT_TIMEOUT_S = 5.0
-DRIVER = DriverInfo()
-"""What CLIENT LIST shows as the library. Made once, because redis-py would read its package's metadata for each
-connection, which takes a millisecond.
-"""
 CONNECTIONS_MAX = 64
 """Of a pool. A process that serves hundreds of models has hundreds of commands under way when it starts."""
 KEEPALIVE = {
@@ -134,6 +129,9 @@ def _socket_options(endpoint: RedisEndpoint) -> dict[str, Any]:
     A host that is gone is found out by the kernel, and one that is silent by `BoundedConnection`. redis-py's own socket
     timeout would wrap each write in asyncio.wait_for, which in Python 3.11 can swallow a cancellation: a task that is
     to end would go on for ever.
+
+    Nothing is told of redis-py (`driver_info`): it would send that in two writes without a look at what has come. A
+    server that says why it takes no more clients has closed the connection by then, and the reason would be lost.
     """
     keepalive = {"socket_keepalive": True, "socket_keepalive_options": KEEPALIVE}
     return {
@@ -141,7 +139,7 @@ def _socket_options(endpoint: RedisEndpoint) -> dict[str, Any]:
         "protocol": 2,
         "socket_timeout": None,
         "socket_connect_timeout": CONNECT_TIMEOUT_S,
-        "driver_info": DRIVER,
+        "driver_info": None,
         **({} if endpoint.way == "unix" else keepalive),
         **endpoint.options,
     }
