@@ -21,7 +21,7 @@ from gateway.grpc.metadata import NO_METADATA, CallMetadata
 from gateway.grpc.pb import AnyMessage, InferParameter, InferRequest, InferResponse, StreamInferResponse, pb
 from gateway.requests.classification import WEIGHT, classified
 from gateway.requests.headers import RESERVED_PREFIX
-from gateway.requests.infer_call import InferCall, check_correlation_id
+from gateway.requests.infer_call import InferCall, check_correlation_id, check_named_once
 from gateway.requests.regions import NO_REGIONS, RegionPart, Regions
 from gateway.requests.waiting import Answer
 from shared.contract.endpoints import Endpoint
@@ -188,9 +188,13 @@ def decode_inputs(request: InferRequest, regions: Regions) -> tuple[Tensor, ...]
     """
     model: str = request.model_name
     raw: list[bytes] = request.raw_input_contents[:]
+    inputs = request.inputs[:]
+    if len(inputs) > 1:
+        # Triton knows the inputs before it looks for their data.
+        check_named_once([tensor.name for tensor in inputs], request.id)
     tensors: list[Tensor] = []
     index = in_regions = 0
-    for tensor in request.inputs[:]:
+    for tensor in inputs:
         part = region_part_of(tensor, regions) if tensor.parameters else None
         if part is not None:
             if tensor.HasField("contents"):

@@ -58,7 +58,7 @@ def call_metadata(pairs: Iterable[tuple[str, str | bytes]], forward: re.Pattern[
         elif key == SESSION_KEY:
             session_id = only_value(f"metadata '{SESSION_KEY}'", value, session_id)
         elif key == STATUS_ON_ERROR_KEY:
-            status_on_error = value.lower() == "true"
+            status_on_error = value == "true"
         elif key == TENANT_HEADER:
             tenant = tenant_of(value, tenant)
         elif key == CALL_KEY:

@@ -34,7 +34,9 @@ class Statistics:
 
         raises  RequestError for a model or version that is not READY, UnavailableError without Redis
         """
-        loads = self._loads(model, check_version_text(version))
+        version = check_version_text(version)
+        # A version of no model says nothing, as in Triton.
+        loads = self._loads(model, version if model else "")
         return await self._reads.get(tuple(loads)) if loads else []
 
     async def _read(self, loads: Sequence[ModelLoad]) -> list[ModelStatistics]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from gateway.requests.infer_call import InferCall, error_about
+from gateway.requests.infer_call import InferCall, check_named_once, error_about
 from shared.contract.errors import RequestError
 from shared.contract.limits import VALUE_BYTES_MAX
 from shared.contract.model_config import ModelConfig, TensorSpec
@@ -73,11 +73,9 @@ def check_outputs(call: InferCall, config: ModelConfig) -> None:
 def check_inputs(call: InferCall, config: ModelConfig) -> None:
     """Number, names, batch size, datatype, shape and byte count of every input."""
     specs = config.inputs_by_name
-    given: dict[str, Tensor] = {}
-    for tensor in call.inputs:
-        if tensor.name in given:
-            raise error_about(call, f"input '{tensor.name}' already exists in request")
-        given[tensor.name] = tensor
+    given = {tensor.name: tensor for tensor in call.inputs}
+    if len(given) < len(call.inputs):
+        check_named_once([tensor.name for tensor in call.inputs], call.request_id)
     if given.keys() != specs.keys():
         _check_names(call, config, given)
     if config.max_batch_size > 0:

@@ -5,7 +5,7 @@ Where a message has Triton's id prefix, it is `[request id: <id>] `; an unnamed 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -113,6 +113,13 @@ def with_id(request_id: str, text: str) -> str:
 def error_about(call: InferCall, text: str) -> RequestError:
     """The error of a request that Triton names in its text."""
     return RequestError(with_id(call.request_id, text))
+
+
+def check_named_once(names: Sequence[str], request_id: str) -> None:
+    """Refuses a request that has two inputs of one name."""
+    for number, name in enumerate(names):
+        if name in names[:number]:
+            raise RequestError(with_id(request_id, f"input '{name}' already exists in request"))
 
 
 def check_correlation_id(correlation_id: CorrelationId) -> None:

@@ -123,6 +123,14 @@ def refusal(name: str, made: Any, text: str, code: str = "INVALID_ARGUMENT") -> 
     return pytest.param(made, code, text, id=name)
 
 
+def with_input_twice(made: Any, contents: Mapping[str, Any] | None = None) -> Any:
+    """The request with a second input of the same name, without further raw data."""
+    made.inputs.add().CopyFrom(made.inputs[0])
+    if contents is not None:
+        made.inputs[1].contents.CopyFrom(pb.InferTensorContents(**contents))
+    return made
+
+
 REFUSALS = [
     refusal("id_bool", request("direct", parameters={**SEQUENCE, "sequence_id": True}), ID_TYPE),
     refusal("id_double", request("direct", parameters={**SEQUENCE, "sequence_id": 1.5}), ID_TYPE),
@@ -260,6 +268,16 @@ REFUSALS = [
         "no_id",
         request("direct"),
         "inference request to model 'direct' must specify a non-zero or non-empty correlation ID",
+    ),
+    refusal(
+        "input_twice",
+        with_input_twice(request(id="r7")),
+        "[request id: r7] input 'INPUT' already exists in request",
+    ),
+    refusal(
+        "input_twice_with_raw_and_typed_data",
+        with_input_twice(request(), contents={"int_contents": [5]}),
+        "[request id: <id_unknown>] input 'INPUT' already exists in request",
     ),
     refusal(
         "open_dimension",
@@ -494,8 +512,9 @@ async def test_questions_that_have_no_answer(stub: Any, rpc: str, fields: dict[s
     assert said.startswith(text)
 
 
-async def test_statistics_of_one_version_number_of_all_models(stub: Any) -> None:
-    response = await stub.ModelStatistics(pb.ModelStatisticsRequest(version="1"))
+@pytest.mark.parametrize("version", ["1", "7"])
+async def test_a_version_of_no_model_does_not_choose_statistics(stub: Any, version: str) -> None:
+    response = await stub.ModelStatistics(pb.ModelStatisticsRequest(version=version))
 
     assert {"direct", "oldest", "rows"} <= {entry.name for entry in response.model_stats}
 
@@ -603,6 +622,15 @@ async def test_the_failure_of_an_accepted_request_is_a_final_answer(stub: Any) -
     assert failed.infer_response.model_name == "stateless"
     assert failed.infer_response.parameters["triton_final_response"].bool_param
     assert ("", "good") == (answered.error_message, answered.infer_response.id)
+
+
+@pytest.mark.parametrize("value", ["True", "1", "false"])
+async def test_any_other_value_leaves_failures_in_the_stream(stub: Any, value: str) -> None:
+    failing = request(id="bad", parameters={"fail": "it failed"})
+
+    (failed,) = await streamed(stub, failing, metadata=(("triton_grpc_error", value),))
+
+    assert ("it failed", "bad") == (failed.error_message, failed.infer_response.id)
 
 
 async def test_on_request_the_failure_of_a_model_ends_the_stream_with_its_status(stub: Any) -> None:

@@ -45,8 +45,9 @@ def test_a_call_of_a_model_is_read_with_the_deadline_of_its_rpc() -> None:
     assert NO_METADATA is with_deadline(NO_METADATA, 1.5, 10**15)
 
 
-def test_any_other_value_leaves_errors_in_the_stream() -> None:
-    assert not call_metadata((("triton_grpc_error", "false"),)).status_on_error
+@pytest.mark.parametrize("value", ["false", "True", "1", ""])
+def test_any_other_value_leaves_errors_in_the_stream(value: str) -> None:
+    assert not call_metadata((("triton_grpc_error", value),)).status_on_error
 
 
 def test_two_sessions_of_one_call_are_refused() -> None:

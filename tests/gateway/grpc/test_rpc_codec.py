@@ -68,7 +68,11 @@ def refusal_of(made: Any) -> RequestError:
 
 
 @settings(deadline=None, max_examples=50)
-@given(tensors=st.lists(TENSORS, max_size=4), parameters=PARAMETERS, outputs=st.lists(NAMES, max_size=3, unique=True))
+@given(
+    tensors=st.lists(TENSORS, max_size=4, unique_by=lambda tensor: tensor.name),
+    parameters=PARAMETERS,
+    outputs=st.lists(NAMES, max_size=3, unique=True),
+)
 def test_a_raw_request_round_trips(tensors: list[Tensor], parameters: dict[str, Any], outputs: list[str]) -> None:
     made = request(model_version="3", id="r1")
     for tensor in tensors:
