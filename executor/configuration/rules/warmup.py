@@ -28,7 +28,7 @@ def check_warmup(config: ConfigMessage) -> list[str]:
         if sample.batch_size == 0:
             notes.append(f"skipping batch 0 warmup sample '{sample.name}'")
             continue
-        if config.max_batch_size and sample.batch_size > config.max_batch_size:
+        if sample.batch_size > max(1, config.max_batch_size):
             raise ConfigError(
                 f"warmup sample '{sample.name}' has batch_size {sample.batch_size}, but max_batch_size is "
                 f"{config.max_batch_size} for {config.name}"

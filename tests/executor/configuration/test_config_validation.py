@@ -509,6 +509,10 @@ WARMUP = [
         warmup("data_type: TYPE_FP32 dims: 4 zero_data: true", batch=9),
         "warmup sample 'w' has batch_size 9, but max_batch_size is 8 for m",
     ),
+    (
+        warmup("data_type: TYPE_FP32 dims: 4 zero_data: true", batch=2).replace("max_batch_size: 8", ""),
+        "warmup sample 'w' has batch_size 2, but max_batch_size is 0 for m",
+    ),
 ]
 
 
