@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import count
 
 import pytest
 
@@ -13,12 +14,25 @@ from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
 
 
+@pytest.mark.parametrize("lost_calls", [0, 3])
 @pytest.mark.parametrize("who", ["executor-1", "executor-1-ab"])
 async def test_a_drained_process_warns_with_the_name_under_which_it_serves_again(
-    redis: Redis, key_prefix: str, caplog: pytest.LogCaptureFixture, who: str
+    redis: Redis,
+    key_prefix: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    who: str,
+    lost_calls: int,
 ) -> None:
     """The launcher shows warnings on its terminal: else nobody hears why no gateway becomes ready."""
-    membership = Membership(redis, Keyspace(key_prefix))
+    membership, is_drained, lost = Membership(redis, Keyspace(key_prefix)), Membership.is_drained, count()
+
+    async def asked(membership: Membership, *names: str) -> bool:
+        if next(lost) < lost_calls:
+            raise ConnectionError("not yet")
+        return await is_drained(membership, *names)
+
+    monkeypatch.setattr(Membership, "is_drained", asked)
     await membership.drain(who, 1)
     draining = Draining(membership, "executor-1", period_s=0)
     draining.executor = ExecutorId("executor-1-ab")

@@ -909,8 +909,10 @@ async def test_an_unloaded_model_finishes_what_was_accepted_and_then_is_offered_
         await a.registration.announce(Applied("1-0"))
 
         assert ["UNLOADING"] == [line.state for line in (await registration(mesh, a)).repository]
+        await until(lambda: a.registration.serving.queued_bytes, "they wait here")
         gate.open()
         assert [*range(1, 21), 797] == await sums(mesh, steps)
+        await until(lambda: not a.registration.serving.queued_bytes, "none waits here")
         await a.changed.wait()
         await a.registration.announce(Applied("1-0"))
         told = await registration(mesh, a)
