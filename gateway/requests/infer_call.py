@@ -117,9 +117,11 @@ def error_about(call: InferCall, text: str) -> RequestError:
 
 def check_named_once(names: Sequence[str], request_id: str) -> None:
     """Refuses a request that has two inputs of one name."""
-    for number, name in enumerate(names):
-        if name in names[:number]:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
             raise RequestError(with_id(request_id, f"input '{name}' already exists in request"))
+        seen.add(name)
 
 
 def check_correlation_id(correlation_id: CorrelationId) -> None:

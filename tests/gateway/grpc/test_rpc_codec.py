@@ -328,6 +328,22 @@ def test_each_form_takes_as_long_as_any_other() -> None:
     assert min(taken_s(8192) for _ in range(3)) < 64 * min(taken_s(512) for _ in range(5))
 
 
+def test_each_input_takes_as_long_as_any_other() -> None:
+    """A message may have thousands of inputs."""
+
+    def taken_s(count: int) -> float:
+        made = request()
+        for number in range(count):
+            made.inputs.add(name=f"{number}", datatype="INT8", shape=[0])
+            made.raw_input_contents.append(b"")
+        began_s = time.thread_time()
+        assert count == len(decode_request(made).inputs)
+        return time.thread_time() - began_s
+
+    # Where each took as long as all before it, this would be 256 times as long.
+    assert min(taken_s(8192) for _ in range(3)) < 64 * min(taken_s(512) for _ in range(5))
+
+
 @pytest.mark.parametrize(
     ("choice", "message"),
     [
