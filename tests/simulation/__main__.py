@@ -9,8 +9,10 @@ python -m tests.simulation --mutants                 every fault that is put in 
 ... --vary                                           with what the others leave out (varying.py)
 ... --beside                                         with a second model on the same executors (beside.py)
 ... --chain                                          with an ensemble of two states (chaining.py)
+... --calls                                          with a model that calls another one (calling.py)
 ... --lose                                           with a store that loses its newest data (losing.py)
 ... --refuse                                         with a store that refuses for a while (refusing.py)
+... --refuse-lose                                    with a store that does both (refusing.py)
 ... --cluster                                        with a Cluster, whose nodes do that each by itself (refusing.py)
 ... --lose-node                                      with a Cluster, one of whose nodes does that (losing.py)
 ... --reshard                                        to another number of shards in the middle of it (resharding.py)
@@ -30,12 +32,13 @@ from functools import partial
 from itertools import chain
 
 from tests.simulation.beside import two_models
+from tests.simulation.calling import called
 from tests.simulation.chaining import chained
 from tests.simulation.drills import DRILLS, drilled
 from tests.simulation.losing import lost, lost_node
 from tests.simulation.mutants import MUTANTS, Mutant
 from tests.simulation.operator import operated
-from tests.simulation.refusing import clustered, refused
+from tests.simulation.refusing import clustered, refused, refused_and_lost
 from tests.simulation.reloading import reloaded
 from tests.simulation.resharding import resharded
 from tests.simulation.script_fuzz import fuzz
@@ -54,9 +57,11 @@ KINDS: Mapping[str, tuple[Play, str]] = {
     "--reshard": (resharded, "the mesh is stopped, and has other shards afterwards"),
     "--beside": (two_models, "a second model on the same executors"),
     "--chain": (chained, "an ensemble of two models with states"),
+    "--calls": (called, "a model that calls a sequence of another one in each step"),
     "--lose": (lost, "the store comes back without its newest data"),
     "--lose-node": (lost_node, "so does one node of a Cluster at a time"),
     "--refuse": (refused, "the store is full, a replica, or silent for a while"),
+    "--refuse-lose": (refused_and_lost, "and it comes back without its newest data, too"),
     "--cluster": (clustered, "so is each node of a Cluster"),
     "--vary": (varied, "clients, models and losses that the others leave out"),
 }

@@ -19,7 +19,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import partial
+from functools import partial, reduce
 from typing import Protocol
 
 from msgspec.structs import replace
@@ -39,6 +39,7 @@ from tests.simulation.model import (
     PASS,
     STATELESS,
     before_last,
+    called_with,
     fold,
     number,
     value_of,
@@ -81,7 +82,7 @@ class Habit:
     iterative  each of its sequences is one step, over which the model makes several passes. Unless steps carry their
                numbers, some have no id: the gateway makes one
     spreads    each step goes through whichever gateway, some through two. Steps without a number wait for each other
-    model      that it uses
+    model      that it uses; calls: it calls another one
     patience_s how long it waits for an answer before it asks elsewhere, while there are faults; None: for ever
     """
 
@@ -101,6 +102,7 @@ class Habit:
     iterative: bool = False
     spreads: bool = False
     model: str = NAME
+    calls: bool = False
 
 
 PASSES_MAX, NAMELESS = 4, 0.5
@@ -338,20 +340,27 @@ class Sequence:
 
     def _check(self, call: InferCall, answer: Answer) -> None:
         value, outputs = value_of(call.inputs[0]), answer.message.outputs
-        got, story = value_of(outputs[0]) if outputs else None, self._client._story
-        if self._habit.model == CHAIN:
-            self._between = fold(self._between, value)
-        expected = fold(self._state, self._between if self._habit.model == CHAIN else value)
+        got, story = value_of(outputs[-1]) if outputs else None, self._client._story
+        expected = self._expected(value)
         story.tell(f"sequence {self._id}: {value} is answered")
         if value < 0:
             story.violate(f"sequence {self._id}: {value} should have failed")
         elif got != expected:
-            if self._lacks_steps and not self._client.counts:
+            # Calls have no numbers.
+            if self._lacks_steps and (self._habit.calls or not self._client.counts):
                 raise GivenUpError(f"sequence {self._id}: the store has lost a step of it")
             story.violate(f"sequence {self._id}: {value} is answered with {got} instead of {expected}")
         self._check_all(value, expected)
         self._state = expected
         self._client.answered += 1
+
+    def _expected(self, value: int) -> int:
+        """What a step gives. Where another model stands before the one that answers, its state moves on, too."""
+        if self._habit.model != CHAIN and not self._habit.calls:
+            return fold(self._state, value)
+        self._between = fold(self._between, value)
+        given = called_with(self._between) if self._habit.calls else [self._between]
+        return reduce(fold, given, self._state)
 
     @property
     def _lacks_steps(self) -> bool:
@@ -378,6 +387,7 @@ class Sequence:
             self._habit.model == CHAIN
             and (self._habit.style is Style.PLAIN or f"i{self._id}" in self._client._ledger.expired)
         )
+        excused |= self._habit.calls and self._client._ledger.may_fail(f"i{self._id}", error.message)
         excused |= (has_failed and reason == Reason.FAILED) or (self._lacks_steps and reason is not None)
         # No answer of this model is ever too large to be kept.
         excused = excused and "kept no longer: with" not in error.message

@@ -51,6 +51,8 @@ from tests.simulation.values import HashValue
 IDLE_SLACK_S = 0.05
 """The store's clock has milliseconds, and a deadline is looked at on its way."""
 
+CALL_FAILED, FULL = "Error when running inference", "Redis, which holds every sequence, is full"
+
 Record = dict[bytes, bytes]
 Judge = Callable[[str, Any, list[Record], Any], None]
 """What to make of a call: the executor that makes it, what the script is told, records before it, and the outcomes."""
@@ -101,6 +103,8 @@ class Ledger:
         """Inputs whose callers have gone."""
         self.expired = set[str]()
         """Ids of sequences of which a step heard that."""
+        self.ended = set[str]()
+        """Ids of sequences that the mesh has ended so."""
         self.resurrects = False
         """Whether a sequence may come back to a slot that another shard's has got since."""
         self.late_s = float("inf")
@@ -196,6 +200,7 @@ class Ledger:
                 self.story.tell(f"submit {step.sequence} {value}: {outcome.code.name} {outcome.step}")
             if outcome.code is SubmitCode.EXPIRED:
                 self.expired.add(step.sequence.rpartition("|")[2])
+                self.ended.add(step.sequence.rpartition("|")[2])
                 self._check_idle(step.sequence, self._record(step.sequence))
             elif outcome.code is SubmitCode.NEVER_SEEN:
                 self._check_forgotten(step.sequence)
@@ -311,8 +316,10 @@ class Ledger:
                     self.story.violate(f"{place}: input {value} gave {answer} instead of {expected}")
                 life.state = expected
             case StepOutcome.FAILED:
-                if value >= 0 and not self._is_given_up(value):
-                    self.story.violate(f"{place}: input {value} failed: {decode_reply(step.reply).error}")
+                error = decode_reply(step.reply).error
+                may_fail = self._is_given_up(value) or self.may_fail(step.sequence.rpartition("|")[2], error)
+                if value >= 0 and not may_fail:
+                    self.story.violate(f"{place}: input {value} failed: {error}")
                 if StepFlag.START in flags:
                     life.state = None
             case StepOutcome.VOID:
@@ -331,6 +338,12 @@ class Ledger:
                 if self.declared and state is not None:
                     self.story.violate(f"{place}: its state was given up")
                 life.state = None
+
+    def may_fail(self, correlation_id: str, error: str) -> bool:
+        """Whether a step that calls another model may fail so: the sequence that it calls has expired, or the store has
+        been full for longer than a call is patient.
+        """
+        return CALL_FAILED in error and (correlation_id in self.ended or FULL in error)
 
     def _is_given_up(self, value: int) -> bool:
         """Whether its caller has gone. Of what another model has given nobody here knows whose it is."""
@@ -368,6 +381,7 @@ class Ledger:
         for sequence, record, is_over in zip(sequences, records, ended, strict=True):
             if is_over:
                 self.story.tell(f"expire {sequence}")
+                self.ended.add(sequence.rpartition("|")[2])
                 idle_s = self._check_idle(sequence, record)
                 if idle_s > self._idle_s + self.late_s:
                     self.story.violate(f"{sequence}: expired only after {idle_s:.3f} s")

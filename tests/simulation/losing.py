@@ -118,14 +118,17 @@ def _with_older(now: dict[K, V], older: dict[K, V], is_lost: Callable[[K], bool]
 
 def lost(seed: int) -> Result:
     """Runs one seed of such a mesh. The model is not decoupled: who lacks a step would lack the answers to others."""
-    return _played(seed, plan_of(seed), LosingWorld)
+    return play_losing(seed, plan_of(seed), LosingWorld)
 
 
 def lost_node(seed: int) -> Result:
     """Runs one seed of such a mesh on a Cluster."""
-    return _played(seed, replace(plan_of(seed), shards=random.Random(f"nodes {seed}").choice((1, 2, 3))), LosingNodes)
+    return play_losing(
+        seed, replace(plan_of(seed), shards=random.Random(f"nodes {seed}").choice((1, 2, 3))), LosingNodes
+    )
 
 
-def _played(seed: int, plan: Plan, world: type[World]) -> Result:
+def play_losing(seed: int, plan: Plan, world: type[World]) -> Result:
+    """Runs one seed of a mesh whose store does that."""
     with patch("scheduler.service.OWNERS_INTERVAL_S", OWNERS_INTERVAL_S):
         return play(seed, replace(plan, shape=replace(plan.shape, decoupled=False)), world)

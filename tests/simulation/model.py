@@ -1,6 +1,7 @@
 """The models of the simulation: `fold`, whose state is a fold over its inputs that no two orders of steps, and no lost
 or doubled one, leave the same; in some meshes `fold2`, which does the same; in some `chain`, an ensemble in which
-`fold2` has what `fold` gives; and, where `fold` is decoupled, `say`, which is decoupled and has no state.
+`fold2` has what `fold` gives; and, where `fold` is decoupled, `say`, which is decoupled and has no state. In some
+meshes `fold` calls `fold2` in each of its steps (calling.py).
 
 It needs no thread and no tensor library; batching, checkpoints and whatever else the executor does around an engine is
 the executor's own code.
@@ -42,6 +43,8 @@ from tests.simulation.virtual import crash
 
 NAME, SECOND, CHAIN, STATELESS = "fold", "fold2", "chain", "say"
 INPUT, OUTPUT, STATE_IN, STATE_OUT = "INPUT", "OUTPUT", "STATE_IN", "STATE_OUT"
+HEARD = "HEARD"
+"""The output of a model that calls another one: the last answer that it heard."""
 MODULUS = (1 << 61) - 1
 ANSWERS = 5
 JOURNAL_STEPS = 12
@@ -96,6 +99,11 @@ def is_deadly(value: int) -> bool:
     return abs(value) % 1000 >= DEADLY and abs(value) < COMPUTED
 
 
+def called_with(state: int) -> list[int]:
+    """What a model that calls another one sends it in a step. state: after the step"""
+    return [state, state + 1][: 1 + state % 2]
+
+
 def before_last(state: int, value: int) -> list[int]:
     """What a decoupled model says before its last answer: the number of each pass but the last, and in that pass
     numbers beyond the state. state: after the input
@@ -120,6 +128,7 @@ class Shape:
     patience_us  how long a request without a state may wait in its queue; 0: for ever
     second     how it serves a second such model beside it, if it does
     chained    it serves the ensemble of the two, too
+    calls      it calls the second one, in a sequence of the same id, and says what it heard, too
     """
 
     slots: int = 2
@@ -141,6 +150,7 @@ class Shape:
     idle_s: float = 8.0
     second: Shape | None = None
     chained: bool = False
+    calls: bool = False
     parameters: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
@@ -164,7 +174,7 @@ class Shape:
             "",
             self.rows or self.slots,
             (TensorSpec(INPUT, "INT64", (1,)),),
-            (TensorSpec(OUTPUT, "INT64", (1,)),),
+            tuple(TensorSpec(output, "INT64", (1,)) for output in ((OUTPUT, HEARD) if self.calls else (OUTPUT,))),
             sequence_batching=SequenceBatching(
                 strategy, int(self.idle_s * 1e6), states=states, iterative=self.iterative
             ),
@@ -296,13 +306,17 @@ class FoldRepository(ModelRepository):
     """A model repository that holds these models alone.
 
     shape    by the content of a load
+    engine   makes an instance
     reloads  they may be loaded again. Each load is another one; two in a row have the same content, so that states of
              the first are states of the second
     """
 
-    def __init__(self, shape: Callable[[str], Shape], *, reloads: bool = False) -> None:
+    def __init__(
+        self, shape: Callable[[str], Shape], engine: Callable[[Shape], FoldEngine], *, reloads: bool = False
+    ) -> None:
         super().__init__((), Devices(), reloads=reloads)
         self._shape = shape
+        self._engine = engine
 
     def names(self) -> list[str]:
         shape = self._shape("")
@@ -321,9 +335,8 @@ class FoldRepository(ModelRepository):
         config = shape.stateless() if name == STATELESS else shape.chain() if name == CHAIN else shape.config(name)
         load = ModelLoad(name, "1", generation)
         workers = [
-            EngineWorker(engine, name, f"{name}_{index}", InstanceIndex(index))
+            EngineWorker(self._engine(shape), name, f"{name}_{index}", InstanceIndex(index))
             for index in range(0 if name == CHAIN else shape.instances)
-            for engine in [FoldEngine(only_computes=shape.computes, grows=shape.grows)]
         ]
         slots = 0 if name in (STATELESS, CHAIN) else shape.slots
         # As `ModelRepository._state_mark`.

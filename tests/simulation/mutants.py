@@ -464,6 +464,12 @@ MUTANTS = (
         only="--chain",
     ),
     Mutant(
+        "called late",
+        "a START that a model calls for comes late, and begins its sequence again",
+        (Edit("submit", r"local is_call = has\(flags, NAMED\)", "local is_call = false"),),
+        only="--calls",
+    ),
+    Mutant(
         "told to another's leader",
         "an executor makes steps of several models final in one call, as if they were of the first one's",
         code={"executor.sequences.committer._grouped": grouped_by_shard},

@@ -12,7 +12,8 @@
 
 In every other mesh there is all that `--vary` has, besides.
 
-`python -m tests.simulation --refuse --seeds 1000`
+`python -m tests.simulation --refuse --seeds 1000`, and `--refuse-lose`: it also comes back without its newest data
+(losing.py)
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from dataclasses import dataclass, replace
 from shared.contract.record import ACCEPTED, COMMITTED, STATE, TOMBSTONES
 from shared.store.connections.homes import tag_of
 from tests.simulation.connections import Server
+from tests.simulation.losing import LosingWorld, play_losing
 from tests.simulation.nodes import WorldOfNodes
 from tests.simulation.store import Args, Store
 from tests.simulation.story import Story
@@ -162,6 +164,10 @@ class RefusingVaried(RefusingWorld, VariedWorld):
         return False
 
 
+class RefusingLosing(LosingWorld, RefusingWorld):
+    """A mesh whose store loses its newest data, too."""
+
+
 class ClusterWorld(WorldOfNodes, RefusingWorld):
     """A mesh on a Cluster."""
 
@@ -175,6 +181,11 @@ class ClusterVaried(ClusterWorld, RefusingVaried):
 def refused(seed: int) -> Result:
     """Runs one seed of a mesh with one server."""
     return play(seed, varied_plan(seed), RefusingVaried) if seed % 2 else play(seed, plan_of(seed), RefusingWorld)
+
+
+def refused_and_lost(seed: int) -> Result:
+    """Runs one seed of a mesh whose server does both."""
+    return play_losing(seed, plan_of(seed), RefusingLosing)
 
 
 def clustered(seed: int) -> Result:

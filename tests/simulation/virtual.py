@@ -108,7 +108,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def __init__(self, compute_s: Callable[[], float]) -> None:
         super().__init__()
         self._now = 0.0
-        self._compute_s = compute_s
+        self.compute_s = compute_s
         self._busy_until: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
         self.set_task_factory(_ordered_task)
 
@@ -168,7 +168,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         if executor is None:
             self.call_soon(work)
         else:
-            end = max(self._now, self._busy_until.get(executor, 0.0)) + self._compute_s()
+            end = max(self._now, self._busy_until.get(executor, 0.0)) + self.compute_s()
             self._busy_until[executor] = end
             self.call_at(end, work)
         return future

@@ -43,7 +43,7 @@ from tests.simulation.clients import Asker, Client, Door, Habit, LostError, Styl
 from tests.simulation.connections import Server, TwinConnection
 from tests.simulation.ledger import Ledger
 from tests.simulation.leftovers import leftovers
-from tests.simulation.model import ChancePace, FoldRepository, Shape
+from tests.simulation.model import ChancePace, FoldEngine, FoldRepository, Shape
 from tests.simulation.network import Network, Trouble
 from tests.simulation.store import Store
 from tests.simulation.story import Story, StoryHandler
@@ -324,6 +324,10 @@ class World:
         """How the mesh serves a load of the model with that content."""
         return self.plan.shape
 
+    def engine(self, shape: Shape) -> FoldEngine:
+        """An instance of a model."""
+        return FoldEngine(only_computes=shape.computes, grows=shape.grows)
+
     def _servers(self) -> Mapping[str, Server]:
         return {"": Server(self.store, later)}
 
@@ -432,7 +436,7 @@ class World:
 
     async def _clear_up(self) -> None:
         """After the idle time nothing is left but what is meant to stay."""
-        for member in [*self.gateways, *self.executors[1:], *self.schedulers[1:]]:
+        for member in self._dispensable():
             member.wanted = False
             if member.life is not None:
                 member.life.stop.request("the end")
@@ -444,6 +448,10 @@ class World:
                 break
         for problem in problems:
             self.story.violate(problem)
+
+    def _dispensable(self) -> list[Member]:
+        """Who is not needed any more when every client has left."""
+        return [*self.gateways, *self.executors[1:], *self.schedulers[1:]]
 
     def _unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         if "handle" in context:
@@ -619,7 +627,7 @@ async def _run(make: Callable[[], World]) -> World:
         return made
 
     def repository(*folders: Any, **options: Any) -> FoldRepository:
-        return FoldRepository(world.shape_of, reloads=options["reloads"])
+        return FoldRepository(world.shape_of, world.engine, reloads=options["reloads"])
 
     def spare_slots(config: ModelConfig, _: int) -> int:
         return world.plan.shape.spare if config.pageable else 0

@@ -1,0 +1,399 @@
+"""A model whose steps call a sequence of another model, through gateways, and whatever goes wrong in between.
+
+In each of its steps `fold` sends its new state to `fold2`, some steps twice, and answers with what it hears. Its
+instance waits meanwhile. Naming, sending and repeating of calls are the executor's own code, and admission and errors
+the gateway's own servicer; between the two lies a network that breaks and delays. An executor that is cut off from the
+store still reaches gateways: its steps run elsewhere already, and their calls come twice, late, or both at once.
+
+A quarter of the meshes has a store that loses its newest data, and a quarter one that refuses for a while.
+
+The ledger judges the sequences that are called as any others, and clients know what every step must give.
+
+`python -m tests.simulation --calls --seeds 1000`
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import random
+from collections import defaultdict, deque
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import AsyncMock, Mock, patch
+
+import greenlet
+import grpc
+import numpy as np
+from msgspec.structs import replace as with_fields
+from tritonclient.grpc import service_pb2
+
+from executor.calls.client import CallClient
+from executor.calls.gateways import CallGateway
+from executor.engine.base import BatchResult, Row, RowError, RowResult
+from executor.engine.python import calls
+from executor.engine.python.calls import Execution, RequestTrace
+from executor.engine.python.triton_python_backend_utils import InferenceRequest, Tensor, get_output_tensor_by_name
+from gateway.grpc.errors import status_of
+from gateway.grpc.servicer import InferenceServicer
+from gateway.parts import GatewayParts
+from gateway.settings import GatewaySettings
+from shared.contract.errors import MeshError
+from shared.contract.messages import END, START
+from tests.simulation.beside import TwoModels
+from tests.simulation.chaining import spread
+from tests.simulation.clients import Habit, LostError, Style
+from tests.simulation.losing import LosingWorld, play_losing
+from tests.simulation.model import HEARD, INPUT, NAME, OUTPUT, SECOND, FoldEngine, Shape, called_with, number, value_of
+from tests.simulation.network import Network
+from tests.simulation.refusing import RefusingWorld
+from tests.simulation.story import Story
+from tests.simulation.virtual import RUNNING, SimulatedProcess, VirtualLoop, VirtualThread
+from tests.simulation.world import LEASE_MS, Life, Member, Plan, Result, WayBack, plan_of, play
+
+pb: Any = service_pb2
+CALLED_IDLE_S = 40.0
+"""As much longer than its caller a called sequence may be idle: a step that has to run again may take that long."""
+
+THINKS, THINKS_S = 0.15, 4 * LEASE_MS / 1000
+"""How often the model does something else before it calls, and for how long: its executor may be lost meanwhile."""
+
+
+class CallingEngine(FoldEngine):
+    """An instance of the model that calls."""
+
+    makes_calls = True
+
+    def run(self, rows: Sequence[Row], want_state: Sequence[bool]) -> BatchResult:
+        execution = Execution(NAME, f"{NAME}/1", "instance", rows)
+        before = calls.execution.set(execution)
+        try:
+            return super().run(rows, want_state)
+        finally:
+            calls.execution.reset(before)
+            execution.over()
+
+    def _run(self, row: Row, wanted: bool) -> RowResult | RowError | None:
+        before = self._states.get(row.slot, ()) if row.slot is not None else ()
+        result = super()._run(row, wanted)
+        if not isinstance(result, RowResult):
+            return result
+        try:
+            heard = self._heard(row, value_of(result.outputs[0]))
+        except CallFailedError as failed:
+            self._keep(row.slot, before)
+            return failed.error
+        return with_fields(result, outputs=(*result.outputs, number(HEARD, heard)))
+
+    def _heard(self, row: Row, state: int) -> int:
+        """The last answer to a step's calls. state: after the step. Raises CallFailedError."""
+        values, heard = called_with(state), 0
+        for index, value in enumerate(values):
+            if random.random() < THINKS:
+                Awaited(asyncio.sleep(random.uniform(0.0, THINKS_S))).result()
+            response: Any = InferenceRequest(
+                model_name=SECOND,
+                inputs=[Tensor(INPUT, np.array([[value]], np.int64))],
+                requested_output_names=[OUTPUT],
+                correlation_id=row.correlation_id,
+                flags=START * (row.start and not index) | END * (row.end and index == len(values) - 1),
+                trace=RequestTrace(calls.execution.get(), row.origin),
+            ).exec()
+            if response.has_error():
+                raise CallFailedError(RowError(response.error().code(), response.error().message()))
+            answer: Any = get_output_tensor_by_name(response, OUTPUT)
+            heard = int(answer.as_numpy().item())
+        return heard
+
+
+class CallFailedError(Exception):
+    """A call has an error for an answer."""
+
+    def __init__(self, error: RowError) -> None:
+        self.error = error
+
+
+class WaitingThread(VirtualThread):
+    """An engine's thread whose calls may wait for what the event loop does (`Awaited`). Those behind them wait, too."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self._calls = deque[tuple[asyncio.Future[Any], Callable[[], Any]]]()
+
+    def start(self, call: Callable[..., Any], *arguments: Any, **named: Any) -> asyncio.Future[Any]:
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        future.add_done_callback(self._ended)
+        self._open += 1
+        self._calls.append((future, partial(call, *arguments, **named)))
+        if len(self._calls) == 1:
+            self._begin()
+        return future
+
+    def _begin(self) -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        loop.call_later(loop.compute_s(), self._run_first)
+
+    def _run_first(self) -> None:
+        thread = greenlet.greenlet(self._make)
+        thread.gr_context = contextvars.copy_context()
+        thread.switch()
+
+    def _make(self) -> None:
+        future, call = self._calls[0]
+        if not future.cancelled():
+            try:
+                result = call()
+            except BaseException as error:  # noqa: BLE001 - as a thread hands on whatever was raised
+                if not future.done():
+                    future.set_exception(error)
+            else:
+                if not future.done():
+                    future.set_result(result)
+        self._calls.popleft()
+        if self._calls:
+            self._begin()
+
+
+class Awaited:
+    """What a `concurrent.futures.Future` is to a model's thread: its `result` waits."""
+
+    def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
+        self._task = asyncio.ensure_future(work)
+
+    def result(self) -> Any:
+        thread = greenlet.getcurrent()
+        assert thread.parent is not None, "a model runs on a thread of its own"
+        self._task.add_done_callback(lambda _: thread.switch())
+        thread.parent.switch()
+        return self._task.result()
+
+
+class CallNetwork(Network):
+    """The connections between executors and gateways besides. Whoever dies leaves his calls."""
+
+    def __init__(self, world: CallingWorld, chance: random.Random) -> None:
+        super().__init__(world._servers(), chance)
+        self.calls: dict[SimulatedProcess, list[Rpc]] = defaultdict(list)
+
+    def abandon(self, process: SimulatedProcess) -> None:
+        super().abandon(process)
+        for rpc in self.calls.pop(process, ()):
+            rpc.leave()
+
+
+class Rpc:
+    """One call of an executor on its way through a gateway; what the servicer takes of an RPC, too."""
+
+    def __init__(self, world: CallingWorld, gateway: Life, metadata: Any, timeout_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        self.opening = SimpleNamespace(metadata=metadata)
+        self.client = "executor"
+        self.trailing: Any = ()
+        self.message_bytes = 0
+        self.answer: asyncio.Future[Any] = loop.create_future()
+        self._until = loop.time() + timeout_s
+        self._world = world
+        self._gateway = gateway
+        self._way_back = WayBack(world.network.delay_s)
+        self._serving: asyncio.Task[Any] | None = None
+        self._has_left = False
+
+    def time_left_s(self) -> float:
+        return self._until - asyncio.get_running_loop().time()
+
+    def compress(self, _: object) -> None:
+        """Nothing is."""
+
+    def send(self, request: bytes) -> None:
+        """In the executor."""
+        network, loop = self._world.network, asyncio.get_running_loop()
+        self._gateway.open.append(self.answer)
+        if network.chance.random() < network.trouble.request_lost:
+            loop.call_later(network.delay_s(), self._break, context=contextvars.Context())
+        else:
+            loop.call_later(network.delay_s(), self._serve, request, context=self._gateway.process.context)
+
+    def leave(self) -> None:
+        """Nobody waits any more; the gateway hears of it."""
+        self._has_left = True
+        if self._serving is not None:
+            delay_s = self._world.network.delay_s()
+            asyncio.get_running_loop().call_later(delay_s, self._serving.cancel, context=self._gateway.process.context)
+
+    def _serve(self, request: bytes) -> None:
+        servicer = self._world.servicers.get(self._gateway.process)
+        if servicer is None:
+            self._way_back.send(self._break)
+            return
+        asked = servicer.ModelInfer(pb.ModelInferRequest.FromString(request), cast("Any", self))
+        self._serving = asyncio.ensure_future(asked)
+        self._serving.add_done_callback(self._served)
+
+    def _served(self, serving: asyncio.Task[Any]) -> None:
+        network = self._world.network
+        if serving.cancelled() or network.chance.random() < network.trouble.reply_lost:
+            self._way_back.send(self._break)
+        elif error := serving.exception():
+            assert isinstance(error, MeshError), error
+            self._way_back.send(self._end, rpc_error(*status_of(error), self.trailing))
+        else:
+            self._way_back.send(self._end, pb.ModelInferResponse.FromString(serving.result().SerializeToString()))
+
+    def _break(self) -> None:
+        self._end(LostError())
+
+    def _end(self, outcome: Any) -> None:
+        if self.answer.done():
+            return
+        if isinstance(outcome, BaseException):
+            self.answer.set_exception(outcome)
+        else:
+            self.answer.set_result(outcome)
+
+
+def rpc_error(code: int, text: str, metadata: Any = (), trailing: Any = ()) -> grpc.aio.AioRpcError:
+    status = next(status for status in grpc.StatusCode if status.value[0] == code)
+    return grpc.aio.AioRpcError(status, grpc.aio.Metadata(), grpc.aio.Metadata(*metadata, *trailing), text)
+
+
+UNAVAILABLE: int = grpc.StatusCode.UNAVAILABLE.value[0]
+DEADLINE_EXCEEDED: int = grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
+
+
+class CallingWorld(TwoModels):
+    """A mesh whose first model calls the second one."""
+
+    def __init__(self, seed: int, story: Story, plan: Plan) -> None:
+        super().__init__(seed, story, plan)
+        # The second model's sequences do give up their slots.
+        self.ledger._paged = True
+        self.network: CallNetwork = CallNetwork(self, random.Random(f"network {seed}"))
+        self.servicers: dict[SimulatedProcess, InferenceServicer] = {}
+        self._doors: dict[SimulatedProcess, CallClient] = {}
+
+    async def run(self) -> None:
+        with (
+            patch("executor.workers.worker.EngineThread", WaitingThread),
+            patch("executor.service.install", self._install),
+            patch("executor.engine.python.calls.open_door", lambda: self._doors[_running()]),
+            patch("executor.calls.watch.waits", self._waits),
+            patch("executor.calls.client.CallClient.submit", Mock(side_effect=Awaited)),
+            patch("executor.calls.gateways.Gateways._connected", Mock(side_effect=self._connected)),
+        ):
+            await super().run()
+
+    def _dispensable(self) -> list[Member]:
+        """A step whose client has left calls all the same."""
+        return [member for member in super()._dispensable() if member is not self.gateways[0]]
+
+    def engine(self, shape: Shape) -> FoldEngine:
+        return CallingEngine() if shape.calls else super().engine(shape)
+
+    @contextmanager
+    def _install(self, client: CallClient) -> Generator[None]:
+        self._doors[_running()] = client
+        yield
+
+    def _waits(self) -> list[calls.InstanceWait]:
+        own = self._doors[_running()]._tasks
+        return [wait for wait in calls.waits() if wait.number in own]
+
+    async def serve_ports(self, settings: GatewaySettings, parts: GatewayParts, *others: object) -> None:
+        process = _running()
+        self.servicers[process] = InferenceServicer(
+            parts.inference,
+            parts.catalog,
+            parts.repository,
+            parts.statistics,
+            parts.settings,
+            settings,
+            memory=parts.memory,
+            unread=parts.unread,
+        )
+        parts.company.takes_calls(f"grpc://{process.name}")
+        await super().serve_ports(settings, parts, *others)
+
+    def _connected(self, address: str) -> CallGateway:
+        (gateway,) = [member for member in self.gateways if address == f"grpc://{member.name}"]
+        return CallGateway(address, Mock(close=AsyncMock()), partial(self._infer, gateway), None, None)
+
+    async def _infer(self, gateway: Member, request: bytes, *, timeout: float, metadata: Any) -> Any:
+        """In the executor. Raises grpc.aio.AioRpcError."""
+        life = gateway.life
+        if life is None:
+            await asyncio.sleep(self.network.delay_s())
+            raise rpc_error(UNAVAILABLE, "connection refused")
+        rpc = Rpc(self, life, metadata, timeout)
+        under_way = self.network.calls[_running()]
+        under_way.append(rpc)
+        rpc.send(request)
+        try:
+            async with asyncio.timeout(timeout):
+                return await rpc.answer
+        except LostError:
+            raise rpc_error(UNAVAILABLE, "connection reset by peer") from None
+        except TimeoutError:
+            raise rpc_error(DEADLINE_EXCEEDED, "Deadline Exceeded") from None
+        finally:
+            under_way.remove(rpc)
+            rpc.leave()
+
+
+def _running() -> SimulatedProcess:
+    process = RUNNING.get()
+    assert process is not None, "a process runs"
+    return process
+
+
+def calling(plan: Plan, seed: int) -> Plan:
+    """The plan with a first model that calls a second one. No input fails: what a step has called would stay."""
+    chance = random.Random(f"calls {seed}")
+    plan = replace(plan, executors=max(2, plan.executors), fault_pause_s=min(1.0, plan.fault_pause_s))
+    shape = replace(plan.shape, decoupled=False, computes=False, iterative=False, calls=True)
+    second = replace(
+        shape,
+        calls=False,
+        # Whoever waits for a slot of the second one holds up an instance of the first one, and its sequences.
+        declared=True,
+        virtual=True,
+        direct=chance.random() < 0.3,
+        slots=chance.randint(1, 3),
+        instances=chance.choice((1, 2)),
+        interval=chance.choice((1, 3)),
+        rows=0,
+        grows=False,
+        idle_s=shape.idle_s + CALLED_IDLE_S,
+    )
+    models = [NAME, NAME, SECOND, NAME, NAME, SECOND, NAME]
+    habits = [
+        replace(_calling(habit, model, chance), fails=0.0) for habit, model in zip(plan.habits, models, strict=False)
+    ]
+    return replace(plan, shape=replace(shape, second=second), gateways=chance.randint(1, 3), habits=habits)
+
+
+def _calling(habit: Habit, model: str, chance: random.Random) -> Habit:
+    """Who asks elsewhere after a while, and has no number, may begin a sequence again (docs/guides/promises.md)."""
+    patience_s = None if habit.style is Style.NAMED else habit.patience_s
+    habit = replace(habit, model=model, calls=model == NAME, bold=chance.random() < 0.3, patience_s=patience_s)
+    return habit if habit.bold else spread(habit, chance)
+
+
+class LosingCalls(LosingWorld, CallingWorld):
+    """A mesh whose store loses its newest data: those of both models, up to the same moment."""
+
+
+class RefusingCalls(RefusingWorld, CallingWorld):
+    """A mesh whose store does not serve for a while."""
+
+
+def called(seed: int) -> Result:
+    """Runs one seed of such a mesh."""
+    plan = calling(plan_of(seed), seed)
+    if seed % 4 == 1:
+        return play_losing(seed, plan, LosingCalls)
+    return play(seed, plan, RefusingCalls if seed % 4 == 2 else CallingWorld)
