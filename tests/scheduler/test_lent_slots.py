@@ -418,6 +418,10 @@ async def test_on_one_server_nothing_is_left_to_the_next_leader(redis_server: st
     """Without the server nobody leads."""
     async with connect(redis_server, retries=0) as redis:
         stage = Stage(redis_server, key_prefix, redis)
+        await stage.publish()
+        await stage.join("e1")
+        async with stage.scheduler():
+            await stage.begin(1)
         await led(stage)
         assert not await stage.commands.exists(stage.keys.lent(MODEL))
         await stage.mesh.links.close()
