@@ -484,6 +484,21 @@ async def test_a_burst_may_follow_its_rate_and_outlast_it(
         assert TenantLimits(share=2) == (await StoredTenants(redis, keys).read()).of("acme")
 
 
+async def test_tenants_are_listed_with_what_they_may_do(
+    server_of_a_mesh: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tenants, "KNOWN_S", 0)
+    settings = OperatorSettings(redis_url=server_of_a_mesh.url)
+    await tenants.set_limits(settings, "bounded", live_max=7, steps_per_s=2.5, burst=9)
+    await tenants.set_limits(settings, "preferred", share=2)
+    capsys.readouterr()
+    await tenants.list_tenants(settings, as_json=False)
+
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["bounded", "0", "7", "2.5", "9", "1"] in lines
+    assert ["preferred", "0", "any", "any", "any", "2"] in lines
+
+
 async def test_a_sentinel_that_is_given_as_the_server_is_asked_for_nothing_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
