@@ -120,8 +120,13 @@ def check_named_once(names: Sequence[str], request_id: str) -> None:
     seen: set[str] = set()
     for name in names:
         if name in seen:
-            raise RequestError(with_id(request_id, f"input '{name}' already exists in request"))
+            raise named_twice(name, request_id)
         seen.add(name)
+
+
+def named_twice(name: str, request_id: str) -> RequestError:
+    """The error of a request that has two inputs of this name."""
+    return RequestError(with_id(request_id, f"input '{name}' already exists in request"))
 
 
 def check_correlation_id(correlation_id: CorrelationId) -> None:

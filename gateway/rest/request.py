@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from gateway.requests.headers import RESERVED_PREFIX
-from gateway.requests.infer_call import InferCall, check_correlation_id, with_id
+from gateway.requests.infer_call import InferCall, check_correlation_id, named_twice, with_id
 from gateway.requests.regions import NO_REGIONS, RegionPart, Regions
 from gateway.rest.json_tensors import tensor_of_json
 from gateway.rest.json_values import (
@@ -97,7 +97,7 @@ def decode_json(
         return decoded
     document = parse_object(body if length == len(body) else body[:length])
     fields, binary_output = _request_fields(document)
-    inputs = _inputs(document, memoryview(body)[length:], call.model, regions)
+    inputs = _inputs(document, memoryview(body)[length:], call.model, regions, fields["request_id"])
     outputs, forms = _outputs(document, regions)
     call = msgspec.structs.replace(call, inputs=inputs, outputs=outputs, **fields)
     return call, OutputForms(forms, BINARY_FORM if binary_output else JSON_FORM)
@@ -165,11 +165,15 @@ def _raw_error(text: str) -> RequestError:
 # -- inputs ---------------------------------------------------------------------------------------------------------
 
 
-def _inputs(document: Json, binary: memoryview, model: str, regions: Regions) -> tuple[Tensor, ...]:
+def _inputs(document: Json, binary: memoryview, model: str, regions: Regions, request_id: str) -> tuple[Tensor, ...]:
     position = in_regions = 0
     tensors: list[Tensor] = []
+    names: set[str] = set()
     for tensor in array_member(document, "inputs"):
         name, datatype, shape, parameters = _described(tensor)
+        if name in names:
+            raise named_twice(name, request_id)
+        names.add(name)
         if "shared_memory_region" in parameters:
             part = _part_of(parameters, regions)
             tensors.append(Tensor(name, datatype, shape, regions.read(part, taken=in_regions)))

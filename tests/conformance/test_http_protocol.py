@@ -317,6 +317,11 @@ NORMALISATION: dict[str, Case] = {
     ),
     "other input": Case(body(one("X")), 400, "unexpected inference input 'X' for model 'stateless'"),
     "input twice": Case(body(one(), one(), id="r7"), 400, "[request id: r7] input 'INPUT' already exists in request"),
+    "input twice, once with its data": Case(
+        body(one(), without(one(parameters={"binary_data_size": 4}), "data"), id="r7"),
+        400,
+        "[request id: r7] input 'INPUT' already exists in request",
+    ),
     "other output": Case(
         body(one(), outputs=[{"name": "X"}]), 400, "unexpected inference output 'X' for model 'stateless'"
     ),
