@@ -31,7 +31,7 @@ class StepFlag(IntFlag):
     PAGEABLE  its sequence gives up its slot between two steps while other sequences wait
     STREAMED  its model is decoupled: the step may have answers before its last one; only `commit` is told
     TOLD      its caller is told when it has a slot, and how long it waited (`ReplyMessage.notice`)
-    NAMED     it is a model's call, and known by a name that no other call has; only `submit` is told
+    NAMED     it is a model's call, and known by a name that no other call has; only `submit.lua` knows the flag
     """
 
     NONE = 0

@@ -15,8 +15,6 @@
 local START, END, IMPLICIT, DURABLE, ALONE, PAGEABLE, STREAMED, TOLD = 1, 2, 4, 8, 16, 32, 64, 128
 -- Flag of a step that has the arguments that most steps leave out; only `submit` and `commit` are told it.
 local MORE = 256
--- Flag of a step that a model calls for: its digest is that of the call's name alone. Only `submit` is told it.
-local NAMED = 1024
 
 -- Of the present call: its keys and arguments; what Redis offers (a library sees it in calls only); the beginning of
 -- every key of its shard. Keys that a script builds from a record begin with BASE too, so they carry the hash tag of the

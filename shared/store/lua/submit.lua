@@ -44,6 +44,9 @@ local NEVER_SEEN, ENDED, EXPIRED, FAILED, LOST = -1, -2, -3, -4, -5
 local BACKLOG_FULL, BUSY, WRONG_STEP, CANCELLED = -6, -7, -8, -9
 local LATE, ANSWERED, EXISTS, QUOTA = -11, -12, -13, -14
 
+-- Flag of a step that a model calls for: its digest is that of the call's name alone. No other script is told it.
+local NAMED = 1024
+
 -- Reply code by the state of a tombstone.
 local GONE = { e = ENDED, x = EXPIRED, f = FAILED, o = LOST, c = CANCELLED }
 
@@ -244,16 +247,6 @@ local function by_name(step, flags, record)
   return n
 end
 
--- Whether a model's call was made to a sequence of the same id before the record's own.
-local function was_made_before(step)
-  return step_named(redis.call('HGET', step.record, 'rp') or '', step.digest, 0)
-end
-
--- The digests that a record hands on to the next one of its sequence's id, which a model's call begins.
-local function handed_on(step, ids)
-  return string.sub((redis.call('HGET', step.record, 'rp') or '') .. ids, -REMEMBERED * ENTRY)
-end
-
 -- Judges a step by the number (since START) that the client gave it: the answer to a retry, a refusal, or nil if the
 -- step is new. A first step with the number 1 begins a new sequence if the last one is over; a START may be left out
 -- there as in `by_name`. While END is open, only a request id can tell that step from a retry.
@@ -314,14 +307,11 @@ local function lower_deadline(step, record)
   redis.call('HSET', step.record, 'dl', deadline, 'dn', news)
 end
 
--- Members of a tenant's set that are looked at when the tenant has as many sequences as it may.
-local LOOKED_AT = 16
-
 -- Removes sequences that are over from a tenant's set. Nothing but what cannot be read leaves one there (`lose`), or a
--- set that was made by hand.
+-- set that was made by hand. Sixteen members are looked at whenever the tenant has as many sequences as it may.
 local function clear(tenant)
   local sequences = sequences_of(tenant)
-  for _, sid in ipairs(redis.call('SRANDMEMBER', sequences, LOOKED_AT)) do
+  for _, sid in ipairs(redis.call('SRANDMEMBER', sequences, 16)) do
     local got = redis.call('HMGET', BASE .. 'seq:' .. sid, 'st', 'tn')
     if not got[1] or TOMBSTONES[got[1]] or got[2] ~= tenant then redis.call('SREM', sequences, sid) end
   end
@@ -377,7 +367,7 @@ local function write_first(step, flags, birth)
   if has(flags, PAGEABLE) then append(change, 'pg', 1) end
   if step.tenant ~= '' then append(change, 'tn', step.tenant) end
   if step.digest ~= '' then append(change, 'rd', step.digest .. four_bytes(1)) end
-  if step.before ~= '' then append(change, 'rp', step.before) end
+  if (step.before or '') ~= '' then append(change, 'rp', step.before) end
   redis.call('HSET', step.record, unpack(change))
   redis.call('SET', step.idle, '1')
 end
@@ -421,7 +411,10 @@ local function create(step, flags, last_step, ids)
   -- Nobody overtakes those who wait.
   local slot, instance = nil, nil
   if waiting <= 0 then slot, instance = take_spare(step.prefers, model, step.version) end
-  step.before = has(flags, NAMED) and handed_on(step, ids) or ''
+  if has(flags, NAMED) then
+    -- A late call of the record before is not to run in this one.
+    step.before = string.sub((redis.call('HGET', step.record, 'rp') or '') .. ids, -REMEMBERED * ENTRY)
+  end
   redis.call('DEL', step.record)
   if slot then return begin_in_slot(step, flags, model, slot, instance) end
   return begin_in_line(step, flags)
@@ -493,7 +486,9 @@ local function submit(step, flags)
   -- Retries first, by digest and then by number: a retry is answered whatever state its sequence is in now.
   local named = by_name(step, flags, record)
   if named then return repeated(step, named, record, ANSWERED) end
-  if has(flags, NAMED) and was_made_before(step) then return { ANSWERED, last_step } end
+  -- A late call to the record before this one.
+  local before = has(flags, NAMED) and redis.call('HGET', step.record, 'rp')
+  if before and step_named(before, step.digest, 0) then return { ANSWERED, last_step } end
   local known = step.expected ~= '' and by_number(step, flags, record)
   if known then return known end
   -- To accept it now could run it twice.
