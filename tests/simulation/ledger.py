@@ -340,10 +340,15 @@ class Ledger:
                 life.state = None
 
     def may_fail(self, correlation_id: str, error: str) -> bool:
-        """Whether a step that calls another model may fail so: the sequence that it calls has expired, or the store has
-        been full for longer than a call is patient.
+        """Whether a step that calls another model may fail so: the sequence that it calls has expired, or was over for
+        so long that it is forgotten, or the store has been full for longer than a call is patient.
         """
-        return CALL_FAILED in error and (correlation_id in self.ended or FULL in error)
+        over_s = self._now_s() - self._tombstone_s + IDLE_SLACK_S
+        is_forgotten = any(
+            name.rpartition("|")[2] == correlation_id and life.over_at is not None and life.over_at < over_s
+            for (name, _), life in self._lives.items()
+        )
+        return CALL_FAILED in error and (correlation_id in self.ended or is_forgotten or FULL in error)
 
     def _is_given_up(self, value: int) -> bool:
         """Whether its caller has gone. Of what another model has given nobody here knows whose it is."""
