@@ -52,6 +52,9 @@ END_HELP = """Ends sequences, as their idle timeout would.
 The model gets no END. Steps that were accepted are run and answered. A later step hears that the sequence was
 cancelled, unless it is a START. ID is what the client calls the sequence. Ending a sequence twice does no harm.
 
+With --lost a sequence is over at once, and its callers hear that it is lost: for one whose steps are not answered, as
+its record in Redis was changed.
+
 \b
   seqmesh seq end running_sum 42
   seqmesh seq end running_sum customer-7 customer-8
@@ -146,14 +149,16 @@ async def show(settings: OperatorSettings, model: str, correlation_id: str, *, a
     click.echo(aligned(described(status, sizes, now_ms)))
 
 
-async def end(settings: OperatorSettings, model: str, correlation_ids: tuple[str, ...], **naming: Any) -> None:
+async def end(
+    settings: OperatorSettings, model: str, correlation_ids: tuple[str, ...], *, lost: bool, **naming: Any
+) -> None:
     """Raises click.ClickException when one of the sequences is not there."""
     async with found_mesh(settings, model) as mesh:
         unknown: list[str] = []
         for correlation_id in correlation_ids:
             sequence = named(model, correlation_id, **naming)
             name = id_text(correlation_id_of(sequence))
-            if said := await end_one(mesh, sequence):
+            if said := await end_one(mesh, sequence, is_lost=lost):
                 click.echo(f"{name}: {said}")
             else:
                 unknown.append(name)
@@ -161,15 +166,15 @@ async def end(settings: OperatorSettings, model: str, correlation_ids: tuple[str
         raise click.ClickException(f"{', '.join(unknown)}: {NO_SUCH}")
 
 
-async def end_one(mesh: OperatedMesh, sequence: SequenceId) -> str:
+async def end_one(mesh: OperatedMesh, sequence: SequenceId, *, is_lost: bool = False) -> str:
     """Ends a sequence, and says what becomes of it; "" if the mesh knows none. Safe to repeat."""
-    match await mesh.sequences.end(sequence):
+    match await mesh.sequences.end(sequence, is_lost=is_lost):
         case EndCode.ENDS:
             return "ends now"
         case EndCode.CLOSED:
             return "ends behind its open steps"
         case EndCode.REMOVED:
-            return "ended before it had a slot"
+            return "given up" if is_lost else "ended before it had a slot"
         case EndCode.NOTHING:
             (status,) = await mesh.sequences.statuses([sequence])
             return "" if status is None or status.state in OPEN_STATES else f"was over already ({status.state})"
@@ -342,6 +347,7 @@ LIST_OPTIONS = [
         help=f"How many at most. By default {TABLE_LINES}, and all with --json.",
     ),
 ]
+LOST = click.Option(["--lost"], is_flag=True, help="Give them up: do not wait for their open steps.")
 command = click.Group(
     "seq",
     help="The sequences of a running mesh: list, show, move, pause, end, copy, replay.",
@@ -351,7 +357,7 @@ command = click.Group(
         operator_command("move", MOVE_HELP, move, [MODEL, ID, TO, *NAMING]),
         pause.pause_command,
         pause.resume_command,
-        operator_command("end", END_HELP, end, [MODEL, IDS, *NAMING]),
+        operator_command("end", END_HELP, end, [MODEL, IDS, LOST, *NAMING]),
         operator_command("fork", FORK_HELP, fork, [MODEL, ID, NEW_ID, *NAMING]),
         operator_command("export", EXPORT_HELP, export, [MODEL, ID, FILE, *NAMING]),
         operator_command(

@@ -322,7 +322,8 @@ class Scripts(ScriptSender):
     def end(self, endings: Sequence[Ending], *, tombstone: bytes, reply: bytes) -> Call[list[EndCode]]:
         """Ends sequences of one shard. Safe to repeat.
 
-        tombstone  one of `shared.contract.record.TOMBSTONES`: what later steps hear
+        tombstone  one of `shared.contract.record.TOMBSTONES`: what later steps hear. LOST: the sequence is over at
+                   once, and its callers are told that it is lost
         reply      encoded `ReplyMessage` for the steps of a sequence that waits for its first slot; b"": they are run
         """
         return self._of_each("end", endings, (), (tombstone, reply), each_as(EndCode))

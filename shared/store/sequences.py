@@ -33,6 +33,7 @@ from shared.contract.record import (
     CHECKPOINTED,
     COMMITTED,
     DURABLE,
+    LOST,
     MARK,
     START,
     STATE,
@@ -176,10 +177,14 @@ class Sequences:
         sizes = await self.state_sizes(sequence)
         return sum(sizes.state_bytes.values()) + sizes.model_state_bytes + max(0, size or 0)
 
-    async def end(self, sequence: SequenceId) -> EndCode:
-        """Ends a sequence. Safe to repeat."""
+    async def end(self, sequence: SequenceId, *, is_lost: bool = False) -> EndCode:
+        """Ends a sequence. Safe to repeat.
+
+        is_lost  it is given up: it is over at once, and its open steps are told that it is lost
+        """
+        tombstone = LOST if is_lost else CANCELLED
         (code,) = await self._scripts.run(
-            self._scripts.end([Ending(sequence)], tombstone=CANCELLED, reply=ENDED_BY_OPERATOR)
+            self._scripts.end([Ending(sequence)], tombstone=tombstone, reply=ENDED_BY_OPERATOR)
         )
         return code
 

@@ -202,6 +202,23 @@ async def test_one_that_is_ended_frees_its_slot_and_its_client_hears_why(mesh: R
     assert 2 == await step(mesh, 7021, 1, sequence_end=True)
 
 
+async def test_one_whose_steps_are_not_answered_is_given_up(mesh: RunningMesh) -> None:
+    """Something else has changed a number of its record to another possible one."""
+    await step(mesh, 7025, 5, sequence_start=True)
+    mesh.redis.hset(mesh.keys.sequence(sequence_id(MODEL, "", 7025)).record, "nx", 50)
+    waiting = asyncio.create_task(posted(mesh.http(), INFER, infer_document(1, sequence_id=7025)))
+    await eventually(lambda: get(mesh.http(), f"{SEQUENCES}/7025").document["last_step"] == 51, "it is accepted")
+
+    assert "7025: ends behind its open steps\n" == await seqmesh(mesh, "seq", "end", MODEL, "7025")
+    assert not waiting.done()
+    assert "7025: given up\n" == await seqmesh(mesh, "seq", "end", MODEL, "7025", "--lost")
+
+    told = await waiting
+    assert (HTTPStatus.BAD_REQUEST, "lost") == (told.status, told.document["reason"])
+    assert 1 == await step(mesh, 7025, 1, sequence_start=True)
+    assert 2 == await step(mesh, 7025, 1, sequence_end=True)
+
+
 async def test_a_start_after_the_end_begins_anew_at_once(mesh: RunningMesh) -> None:
     for number in range(20):
         await step(mesh, 7031, 5, sequence_start=True)

@@ -11,10 +11,13 @@ import pytest
 from shared.contract.errors import Code, Reason
 from shared.contract.ids import Epoch, ExecutorId, GatewayId, SequenceId, StepNumber, entry_key
 from shared.contract.messages import InboxExpired, InboxStep, ReplyMessage, StepFlag, decode_reply, encode
+from shared.contract.record import LOST
 from shared.statistics.tally import ModelLoad, packed
 from shared.store.reading import read_counts
 from shared.store.script_values import (
     CommitCode,
+    EndCode,
+    Ending,
     LedShard,
     StepCommit,
     StepOutcome,
@@ -131,6 +134,30 @@ async def test_its_owner_is_refused_its_caller_told_and_the_others_are_committed
     assert told is None or (Code.INVALID_ARG, Reason.LOST) == (told.error_code, told.reason)
     assert ANSWER == (await answers(mesh))[steps[1].token]
     assert await slot_is_back(mesh)
+
+
+@pytest.mark.leaves_sequences
+@pytest.mark.parametrize("changed", [{}, {"nx": "50"}, {"nx": "50", "cm": "49"}, {"ep": "0"}, {"st": "m"}])
+async def test_one_that_an_operator_gives_up_is_over_at_once(mesh: ScriptedMesh, changed: dict[str, str]) -> None:
+    """Its numbers may be possible ones, of steps that never came: nothing else would end it."""
+    await both_live(mesh)
+    if changed:
+        await mesh.redis.hset(mesh.keys.sequence(mesh.sequence(VICTIM)).record, mapping=changed)
+    step = mesh.submission(VICTIM, ONE)
+    await submitted(mesh, step, mesh.submission(OTHER, ONE))
+    endings = [Ending(mesh.sequence(number)) for number in (VICTIM, 99)]
+    giving_up = mesh.scripts.end(endings, tombstone=LOST, reply=b"")
+
+    assert [EndCode.REMOVED, EndCode.NOTHING] == await mesh.scripts.run(giving_up)
+
+    told = decode_reply((await answers(mesh))[step.token])
+    assert (Code.INVALID_ARG, Reason.LOST) == (told.error_code, told.reason)
+    assert await slot_is_back(mesh)
+    assert [EndCode.NOTHING, EndCode.NOTHING] == await mesh.scripts.run(giving_up)
+    lost, begun, other = await submitted(
+        mesh, mesh.submission(VICTIM, ONE), mesh.submission(VICTIM, ONE, START), mesh.submission(OTHER, ONE)
+    )
+    assert [SubmitCode.LOST, SubmitCode.WAITING, SubmitCode.DELIVERED] == [lost.code, begun.code, other.code]
 
 
 @pytest.mark.leaves_sequences
