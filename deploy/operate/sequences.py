@@ -105,25 +105,26 @@ async def list_sequences(
         limit = TABLE_LINES
     states: tuple[str, ...] = filters.pop("states")
     async with found_mesh(settings, model) as mesh, whole_or_told(mesh) as lost:
-        found = await mesh.sequences.matching(model, Wanted(states=frozenset(states), **filters), without=lost)
-        if not found and filters["executor"]:
+        wanted = Wanted(states=frozenset(states), **filters)
+        found, total = await mesh.sequences.page(model, wanted, 0, limit, without=lost)
+        if not total and filters["executor"]:
             await check_executor(mesh, filters["executor"])
-        shown = await mesh.sequences.foretold(found[:limit])
+        shown = await mesh.sequences.foretold(found)
         now_ms = await redis_now_ms(mesh.redis)
-        tell(found, shown, now_ms, as_json=as_json)
+        tell(total, shown, now_ms, as_json=as_json)
 
 
-def tell(found: Sequence[SequenceStatus], shown: Sequence[SequenceStatus], now_ms: int, *, as_json: bool) -> None:
-    """shown: those of the found ones that are not too many"""
+def tell(total: int, shown: Sequence[SequenceStatus], now_ms: int, *, as_json: bool) -> None:
+    """shown: of so many"""
     if as_json:
         for one in shown:
             click.echo(msgspec.json.encode(one))
         return
     if shown:
         click.echo(table(shown, now_ms))
-    left = len(found) - len(shown)
-    note = f", {left} of them not shown: --limit {len(found)} shows them" if left else ""
-    click.echo(f"{counted(len(found), 'sequence')}{note}")
+    left = total - len(shown)
+    note = f", {left} of them not shown: --limit {total} shows them" if left else ""
+    click.echo(f"{counted(total, 'sequence')}{note}")
 
 
 async def check_executor(mesh: OperatedMesh, who: str) -> None:

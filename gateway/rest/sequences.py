@@ -120,10 +120,10 @@ class SequenceRoutes:
         )
         _check(wanted.sort.removeprefix("-"), "sort", SORT_KEYS)
         async with self._turn.held(client_in(scope)):
-            found = await self._sequences.matching(model, wanted)
-            shown = await self._sequences.foretold(found[offset : offset + limit])
+            found, total = await self._sequences.page(model, wanted, offset, offset + limit)
+            shown = await self._sequences.foretold(found)
         page = [msgspec.to_builtins(one) for one in shown]
-        await send_json(send, {"sequences": page, "total": len(found), "limit": limit, "offset": offset})
+        await send_json(send, {"sequences": page, "total": total, "limit": limit, "offset": offset})
 
     @described(
         of_struct(SequenceStatus, state_bytes=ANY_OBJECT, model_state_bytes=COUNT), errors=OF_MODEL, query=ID_QUERY

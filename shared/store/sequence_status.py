@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,6 +98,14 @@ SORT_KEYS: dict[str, Callable[[SequenceStatus], Any]] = {
     "open": lambda one: one.open_steps,
 }
 """What a list may be sorted by."""
+SORTED_BY: Mapping[str, tuple[str, ...]] = {
+    "id": (),
+    "begun": (record.BIRTH,),
+    "used": (record.LATEST,),
+    "steps": (record.ACCEPTED, record.START),
+    "open": (record.ACCEPTED, record.COMMITTED),
+}
+"""The fields that tell it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +127,18 @@ class Wanted:
     prefix: str = ""
     sort: str = "id"
 
+    @property
+    def fields(self) -> list[str]:
+        """Of a record, what decides whether its sequence is shown, and where."""
+        asked = {record.VERSION: self.version, record.TENANT: self.tenant, record.OWNER: self.executor}
+        return [
+            record.STATE,
+            record.WAIT_ENTRY,
+            record.PAUSE,
+            *SORTED_BY[self.sort.removeprefix("-")],
+            *filter(asked.get, asked),
+        ]
+
     def shows(self, one: SequenceStatus) -> bool:
         if one.state not in (self.states or OPEN_STATES) or (self.version and one.version != self.version):
             return False
@@ -132,13 +152,16 @@ class Wanted:
         return sorted(by_id, key=SORT_KEYS[self.sort.removeprefix("-")], reverse=self.sort.startswith("-"))
 
 
-def status_of(sequence: SequenceId, values: Sequence[bytes | None], *, idle_left_ms: int) -> SequenceStatus | None:
-    """The status of a sequence by the fields `FIELDS_READ` of its record; None if it has none. Raises one of `FAILURES`
-    for a record that cannot be read.
+def status_of(
+    sequence: SequenceId, fields: Sequence[str], values: Sequence[bytes | None], *, idle_left_ms: int
+) -> SequenceStatus | None:
+    """The status of a sequence by these fields of its record; None if it has none. Raises one of `FAILURES` for a
+    record that cannot be read.
 
+    fields        of FIELDS_READ; what the others tell is left out
     idle_left_ms  what is left of the idle marker, -1 or less if there is none
     """
-    found = dict(zip(FIELDS_READ, values, strict=True))
+    found = dict.fromkeys(FIELDS_READ) | dict(zip(fields, values, strict=True))
     if (state := found[record.STATE]) is None:
         return None
 

@@ -60,7 +60,7 @@ BETWEEN_EXPORTS_S = (0.05, 0.2, 1.0)
 """Pauses between two looks at a sequence that is to be exported and has an open step."""
 LEADER_S = 15.0
 """How long an operator's wish waits for its model's leader."""
-READ_AT_ONCE = 512
+READ_AT_ONCE = 128
 """Records, or members of a set, that are read in one round trip."""
 ENDED_BY_OPERATOR = ended_by("an operator")
 NOT_JOURNALED = (
@@ -104,11 +104,27 @@ class Sequences:
 
         without  shards that are not looked at
         """
+        return (await self.page(model, wanted, 0, None, without=without))[0]
+
+    async def page(
+        self, model: str, wanted: Wanted, begin: int, end: int | None, *, without: Container[ShardId] = ()
+    ) -> tuple[list[SequenceStatus], int]:
+        """A part of what `matching` returns, and how many there are in all. Of the others only what decides is read."""
         names = {name async for name in self._names(model, without) if _id_text(name).startswith(wanted.prefix)}
-        found: list[SequenceStatus] = []
-        for piece in _pieces(sorted(names)):
-            found += filter(wanted.shows, [one for one in await self.statuses(piece) if one is not None])
-        return wanted.sorted(found)
+        fields = FIELDS_READ if end is None else wanted.fields
+        found = wanted.sorted(await self._shown(sorted(names), wanted, fields))
+        page = found[begin:end]
+        if end is not None:
+            page = await self._shown([one.sequence for one in page], wanted, FIELDS_READ)
+        return page, len(found)
+
+    async def _shown(
+        self, sequences: Sequence[SequenceId], wanted: Wanted, fields: Sequence[str]
+    ) -> list[SequenceStatus]:
+        shown: list[SequenceStatus] = []
+        for piece in _pieces(sequences):
+            shown += filter(wanted.shows, [one for one in await self.statuses(piece, fields) if one is not None])
+        return shown
 
     async def some(
         self, model: str, prefix: str, *, found_max: int, looked_at_max: int
@@ -127,17 +143,25 @@ class Sequences:
                 found.add(name)
         return sorted(found), True
 
-    async def statuses(self, sequences: Sequence[SequenceId]) -> list[SequenceStatus | None]:
-        """Each sequence's status; None for one that the mesh does not know, or whose record cannot be read."""
+    async def statuses(
+        self, sequences: Sequence[SequenceId], fields: Sequence[str] = FIELDS_READ
+    ) -> list[SequenceStatus | None]:
+        """Each sequence's status; None for one that the mesh does not know, or whose record cannot be read.
+
+        fields  of their records that are read, STATE among them. By default all that are of use, and the idle time
+        """
         pipe = self._redis.pipeline(transaction=False)
-        for sequence in sequences:
-            own = self._keys.sequence(sequence)
-            pipe.hmget(own.record, FIELDS_READ)
-            pipe.pttl(own.idle)
+        records = self._keys.records(sequences)
+        for record in records:
+            pipe.hmget(record, fields)
+        if fields is FIELDS_READ:
+            for sequence in sequences:
+                pipe.pttl(self._keys.sequence(sequence).idle)
         replies = await pipe.execute()
+        idle = replies[len(records) :] or [-1] * len(records)
         return [
-            value_of(self._keys.sequence(sequence).record, record, partial(status_of, sequence, idle_left_ms=idle))
-            for sequence, record, idle in zip(sequences, replies[::2], replies[1::2], strict=True)
+            value_of(record, found, partial(status_of, sequence, fields, idle_left_ms=idle_ms))
+            for sequence, record, found, idle_ms in zip(sequences, records, replies[: len(records)], idle, strict=True)
         ]
 
     async def foretold(self, statuses: Sequence[SequenceStatus]) -> list[SequenceStatus]:

@@ -21,8 +21,10 @@ COUNT = 150
 class ManySequences:
     """Stands for the sequences of a mesh."""
 
-    async def matching(self, *_: object, without: object) -> list[SequenceStatus]:
-        return [status(number) for number in range(COUNT)]
+    async def page(
+        self, _model: str, _wanted: object, begin: int, end: int | None, *, without: object
+    ) -> tuple[list[SequenceStatus], int]:
+        return [status(number) for number in range(COUNT)][begin:end], COUNT
 
     async def foretold(self, statuses: list[SequenceStatus]) -> list[SequenceStatus]:
         return statuses

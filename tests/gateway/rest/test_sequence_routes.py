@@ -35,7 +35,7 @@ class OneState:
     async def fork(self, sequence: str, copy: str) -> None:
         raise NotDoneError(f"{sequence} -> {copy}", Code.NOT_FOUND)
 
-    async def matching(self, model: str, wanted: Wanted) -> list[Any]:
+    async def page(self, model: str, wanted: Wanted, *_: Any, **__: Any) -> Any:
         raise NotDoneError(f"{model} {wanted.version}", Code.NOT_FOUND)
 
     async def export_when_idle(self, sequence: str) -> str:

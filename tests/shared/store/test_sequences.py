@@ -24,7 +24,7 @@ from shared.store.exported import HEAD, ExportedSequence, from_file, to_file
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
 from shared.store.script_values import ReopenCode, StepOutcome
-from shared.store.sequence_status import SequenceStatus, Wanted
+from shared.store.sequence_status import SORT_KEYS, SequenceStatus, Wanted
 from shared.store.sequences import READ_AT_ONCE, Sequences, StateSizes
 from tests.scripted_mesh import IDLE_MS, STATE, ScriptedMesh
 
@@ -168,6 +168,29 @@ async def test_a_list_is_filtered_and_sorted(
         assert sorted(one.used_ms for one in found) == [one.used_ms for one in found]
     else:
         assert expected == ids(found)
+    for begin, end in ((0, 2), (1, 3), (3, 100)):
+        page, total = await sequences.page("sum", wanted, begin, end)
+        assert (timeless(found[begin:end]), len(found)) == (timeless(page), total)
+
+
+def timeless(statuses: list[SequenceStatus]) -> list[SequenceStatus]:
+    """Without the idle time, which goes on."""
+    return [msgspec.structs.replace(one, idle_left_ms=one.idle_left_ms is not None) for one in statuses]
+
+
+@pytest.mark.parametrize("sort", SORT_KEYS)
+async def test_for_the_order_of_a_list_all_is_read_that_it_needs(
+    mesh: ScriptedMesh, sequences: Sequences, sort: str
+) -> None:
+    for steps, number in enumerate((7, 5, 9, 6), 1):
+        await live(mesh, number, ALICE, steps=steps)
+    await mesh.submit(mesh.submission(9, ONE))
+
+    for wanted in (Wanted(sort=sort), Wanted(sort=f"-{sort}")):
+        found = ids(await sequences.matching("sum", wanted))
+        for begin in range(4):
+            page, _ = await sequences.page("sum", wanted, begin, begin + 1)
+            assert found[begin : begin + 1] == ids(page)
 
 
 async def test_one_is_shown_with_what_the_record_says(mesh: ScriptedMesh, sequences: Sequences) -> None:
