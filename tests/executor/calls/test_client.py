@@ -23,7 +23,7 @@ from grpc.aio._call import StreamStreamCall
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from executor.calls import client as client_module
-from executor.calls.client import CallClient
+from executor.calls.client import CallClient, Stream
 from executor.calls.gateways import SILENT_S, CallGateway, Gateways
 from executor.calls.protocol import request_of
 from executor.engine.python.calls import CallAnswer, ModelCall
@@ -599,19 +599,25 @@ async def test_a_stream_that_is_over_before_its_end_is_sent_has_ended_as_any_oth
                 return
             over.append(ends)
             if ends == "is given up":
-                stream.cancel()
+                opened.wait()
+                streams[0].cancel()
             else:
                 await lost.server.stop(None)
             raise grpc.aio.InternalError("execute_batch")  # as it does for an RPC that is over
 
     over: list[str] = []
+    streams, opened = list[Stream](), threading.Event()
     monkeypatch.setattr("grpc.aio._channel.StreamStreamCall", Call)
     monkeypatch.setattr("random.choice", itemgetter(0))
     lost = FakeGateway(never)
     caller = await make(lost, FakeGateway(never))
-    stream = await asyncio.to_thread(caller.client.stream, CALL)
 
-    heard = [await asyncio.wrap_future(await asyncio.to_thread(stream.read)) for _ in expected]
+    def open_stream() -> None:
+        streams.append(caller.client.stream(CALL))
+        opened.set()
+
+    await asyncio.to_thread(open_stream)
+    heard = [await asyncio.wrap_future(await asyncio.to_thread(streams[0].read)) for _ in expected]
 
     assert expected == [one and one.error for one in heard]
     assert [ends] == over
