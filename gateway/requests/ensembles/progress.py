@@ -23,6 +23,7 @@ the step is a retry, and a follower that has done it has forgotten its answer: t
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -367,19 +368,20 @@ def within_ensembles(step: PlannedStep, error: MeshError) -> MeshError:
     return error.within("".join(f"in ensemble '{name}', " for name in step.ensembles))
 
 
+_ADVICE = re.compile(r"[:,][^:,]*\btry again( later)?$")
+"""What ends the text of a refusal for the moment. Nobody should do it when the sequence is over."""
+
+
 def _told_to_begin(error: MeshError | None, stand: Stand) -> MeshError:
     """The error of a request with which a run ends."""
     assert error is not None, "a stateful step that was not done has failed"
-    retry = Retry.SAME.value if isinstance(error, NotNowError) else error.facts.get("retry")
-    if retry == Retry.START.value:
+    if isinstance(error, SequenceError) and error.facts["retry"] == Retry.START.value:
         return error
+    cause = _ADVICE.sub("", error.message)
     text = (
-        "the sequence is over, because the states of the ensemble's steps would differ from now on: the next request "
-        "must specify the START flag"
+        f"{cause} (the sequence is over, because the states of the ensemble's steps would differ from now on: the next "
+        "request must specify the START flag)"
     )
-    # The text of what was refused for the moment says that the same request will do, and now it would not.
-    if retry != Retry.SAME.value:
-        text = f"{error.message} ({text})"
     return SequenceError(text, Reason.FAILED, stand.step - 1, error.code)
 
 
