@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 
+from gateway.bounds.client_shares import ClientShares
 from gateway.grpc.wire.pings import PingRules
-from gateway.ports.seats import of_one_client
 
 HEALTH = frozenset(
     {
@@ -24,25 +23,24 @@ class RpcLimit:
     """The open calls of a port, and their bound. refused: how many calls were beyond it, or beyond their client's"""
 
     most: int
-    open: int = 0
     refused: int = 0
-    _of_client: Counter[str] = field(default_factory=Counter[str])
+    _shares: ClientShares = field(default_factory=ClientShares)
+
+    @property
+    def open(self) -> int:
+        return self._shares.taken
 
     def begin(self, client: str, path: str) -> bool:
         """A call of this client has begun: whether it is within the bounds. `end` follows in any case."""
-        self.open += 1
-        self._of_client[client] += 1
+        self._shares.take(client, 1)
         spare = SPARE if path in HEALTH else 0
-        mine = self._of_client[client]
-        is_within = self.open <= self.most + spare and mine <= of_one_client(self.most - (self.open - mine)) + spare
+        share = self._shares.most(client, self.most, is_small=False)
+        is_within = self.open <= self.most + spare and self._shares.of(client) <= share + spare
         self.refused += not is_within
         return is_within
 
     def end(self, client: str) -> None:
-        self.open -= 1
-        self._of_client[client] -= 1
-        if not self._of_client[client]:
-            del self._of_client[client]
+        self._shares.take(client, -1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -830,7 +830,7 @@ def test_one_client_leaves_some_calls_to_the_others() -> None:
     for client in ["other"] * 3 + ["greedy"] * 14:
         limit.end(client)
     assert 0 == limit.open
-    assert not limit._of_client
+    assert not limit._shares._of
 
 
 def test_two_clients_leave_some_calls_to_the_others() -> None:
