@@ -250,16 +250,10 @@ def array_member(owner: Any, key: str) -> list[Any]:
     return array_of(member(owner, key), key)
 
 
-def text_of(value: Any, key: str) -> str:
+def text_of(value: Any, key: str | None = None) -> str:
+    """A value that must be a text. key: of its member; None where the errors of Triton do not name it"""
     if not isinstance(value, str):
-        raise JsonError(f"Unable to parse '{key}': attempt to access JSON non-string as string")
-    return value
-
-
-def unnamed_text(value: Any) -> str:
-    """A text whose member the errors of Triton do not name."""
-    if not isinstance(value, str):
-        raise JsonError("attempt to access JSON non-string as string")
+        raise _other_type(key, "parse", "string")
     return value
 
 
@@ -269,25 +263,23 @@ def array_of(value: Any, key: str) -> list[Any]:
             raise _too_many_values()
         value = value.whole()
     if not isinstance(value, list):
-        raise JsonError(f"Unable to parse '{key}': attempt to access JSON non-array as array")
+        raise _other_type(key, "parse", "array")
     return cast("list[Any]", value)
 
 
-def unsigned_of(value: Any, key: str, *, verb: str = "parse") -> int:
-    """A value that must be an integer from 0 to 2**64 - 1."""
+def unsigned_of(value: Any, key: str | None = None, *, verb: str = "parse") -> int:
+    """A value that must be an integer from 0 to 2**64 - 1. key: as in `text_of`"""
     if type(value) is not int or not 0 <= value <= UINT64_MAX:
-        raise JsonError(f"Unable to {verb} '{key}': attempt to access JSON non-unsigned-integer as unsigned-integer")
-    return value
-
-
-def unnamed_unsigned(value: Any) -> int:
-    """As `unsigned_of`; the errors of Triton do not name the member."""
-    if type(value) is not int or not 0 <= value <= UINT64_MAX:
-        raise JsonError("attempt to access JSON non-unsigned-integer as unsigned-integer")
+        raise _other_type(key, verb, "unsigned-integer")
     return value
 
 
 def bool_of(value: Any, key: str, *, verb: str = "parse") -> bool:
     if type(value) is not bool:
-        raise JsonError(f"Unable to {verb} '{key}': attempt to access JSON non-boolean as boolean")
+        raise _other_type(key, verb, "boolean")
     return value
+
+
+def _other_type(key: str | None, verb: str, wanted: str) -> JsonError:
+    about = "" if key is None else f"Unable to {verb} '{key}': "
+    return JsonError(f"{about}attempt to access JSON non-{wanted} as {wanted}")

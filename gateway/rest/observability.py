@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.models.runtime_settings import RuntimeSettings
 from gateway.rest.body import BodyBounds, client_in, read_object
-from gateway.rest.json_values import Json, JsonError, unnamed_text
+from gateway.rest.json_values import Json, JsonError, text_of
 from gateway.rest.operations import OF_BODY, OF_MODEL, TRACE_CHANGES, TRACE_SETTINGS, described, json_content, of_struct
 from gateway.rest.reply import send_json
 from shared.process.log_settings import LogSettings
@@ -72,12 +72,10 @@ def trace_changes(document: Json) -> dict[str, list[str] | None]:
         levels = document["trace_level"]
         if levels is not None and not isinstance(levels, list):
             raise JsonError("attempt to access JSON non-array as array")
-        changes["trace_level"] = (
-            None if levels is None else [unnamed_text(level) for level in cast("list[object]", levels)]
-        )
+        changes["trace_level"] = None if levels is None else [text_of(level) for level in cast("list[object]", levels)]
     for name in NUMBERS:
         if name in document:
-            changes[name] = None if document[name] is None else [unnamed_text(document[name])]
+            changes[name] = None if document[name] is None else [text_of(document[name])]
     return changes
 
 

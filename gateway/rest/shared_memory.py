@@ -7,7 +7,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.requests.regions import Regions, cuda_refusal
 from gateway.rest.body import BodyBounds, read_object
-from gateway.rest.json_values import Json, unnamed_text, unnamed_unsigned
+from gateway.rest.json_values import Json, text_of, unsigned_of
 from gateway.rest.operations import NOTHING, OF_BODY, REGION, REGIONS, described, json_content
 from gateway.rest.reply import JSON, send_bytes, send_json
 from shared.contract.errors import Code, RequestError
@@ -65,9 +65,9 @@ def registration(document: Json) -> tuple[str, int, int]:
 
     raises  RequestError for one that is missing, or of another type
     """
-    key = unnamed_text(_needed(document, "key"))
-    offset = unnamed_unsigned(document.get("offset", 0))
-    return key, offset, unnamed_unsigned(_needed(document, "byte_size"))
+    key = text_of(_needed(document, "key"))
+    offset = unsigned_of(document.get("offset", 0))
+    return key, offset, unsigned_of(_needed(document, "byte_size"))
 
 
 def _needed(document: Json, field: str) -> object:
