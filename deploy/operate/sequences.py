@@ -115,7 +115,7 @@ async def list_sequences(
 
 
 def tell(total: int, shown: Sequence[SequenceStatus], now_ms: int, *, as_json: bool) -> None:
-    """shown: of so many"""
+    """Prints a list. total: how many there are; shown: those of them that are not too many"""
     if as_json:
         for one in shown:
             click.echo(msgspec.json.encode(one))

@@ -18,7 +18,7 @@ class ClientShares:
 
     def __init__(self) -> None:
         self.taken = 0
-        """Of all together."""
+        """What all clients together have."""
         self._of: dict[str, int] = {}
 
     def of(self, client: str) -> int:

@@ -90,22 +90,22 @@ class SequenceStatus(msgspec.Struct, frozen=True, omit_defaults=True):
         return sequence_id(self.model, self.requested_version, self.id)
 
 
-SORT_KEYS: dict[str, Callable[[SequenceStatus], Any]] = {
-    "id": lambda one: (isinstance(one.id, str), one.id, one.requested_version),
-    "begun": lambda one: one.begun_ms,
-    "used": lambda one: one.used_ms,
-    "steps": lambda one: one.last_step,
-    "open": lambda one: one.open_steps,
+@dataclass(frozen=True, slots=True)
+class SortKey:
+    """What sequences are sorted by, and the fields of a record that tell it."""
+
+    of: Callable[[SequenceStatus], Any]
+    fields: tuple[str, ...]
+
+
+SORT_KEYS: Mapping[str, SortKey] = {
+    "id": SortKey(lambda one: (isinstance(one.id, str), one.id, one.requested_version), ()),
+    "begun": SortKey(lambda one: one.begun_ms, (record.BIRTH,)),
+    "used": SortKey(lambda one: one.used_ms, (record.LATEST,)),
+    "steps": SortKey(lambda one: one.last_step, (record.ACCEPTED, record.START)),
+    "open": SortKey(lambda one: one.open_steps, (record.ACCEPTED, record.COMMITTED)),
 }
 """What a list may be sorted by."""
-SORTED_BY: Mapping[str, tuple[str, ...]] = {
-    "id": (),
-    "begun": (record.BIRTH,),
-    "used": (record.LATEST,),
-    "steps": (record.ACCEPTED, record.START),
-    "open": (record.ACCEPTED, record.COMMITTED),
-}
-"""The fields that tell it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +131,11 @@ class Wanted:
     def fields(self) -> list[str]:
         """Of a record, what decides whether its sequence is shown, and where."""
         asked = {record.VERSION: self.version, record.TENANT: self.tenant, record.OWNER: self.executor}
-        return [
-            record.STATE,
-            record.WAIT_ENTRY,
-            record.PAUSE,
-            *SORTED_BY[self.sort.removeprefix("-")],
-            *filter(asked.get, asked),
-        ]
+        return [record.STATE, record.WAIT_ENTRY, record.PAUSE, *self._sort_key.fields, *filter(asked.get, asked)]
+
+    @property
+    def _sort_key(self) -> SortKey:
+        return SORT_KEYS[self.sort.removeprefix("-")]
 
     def shows(self, one: SequenceStatus) -> bool:
         if one.state not in (self.states or OPEN_STATES) or (self.version and one.version != self.version):
@@ -148,8 +146,8 @@ class Wanted:
         return not self.executor or self.executor in (one.executor, one.executor.rpartition("-")[0])
 
     def sorted(self, found: Iterable[SequenceStatus]) -> list[SequenceStatus]:
-        by_id = sorted(found, key=SORT_KEYS["id"])
-        return sorted(by_id, key=SORT_KEYS[self.sort.removeprefix("-")], reverse=self.sort.startswith("-"))
+        by_id = sorted(found, key=SORT_KEYS["id"].of)
+        return sorted(by_id, key=self._sort_key.of, reverse=self.sort.startswith("-"))
 
 
 def status_of(

@@ -111,15 +111,15 @@ class Sequences:
     ) -> tuple[list[SequenceStatus], int]:
         """A part of what `matching` returns, and how many there are in all. Of the others only what decides is read."""
         names = {name async for name in self._names(model, without) if _id_text(name).startswith(wanted.prefix)}
-        fields = FIELDS_READ if end is None else wanted.fields
+        fields = None if end is None else wanted.fields
         found = wanted.sorted(await self._shown(sorted(names), wanted, fields))
         page = found[begin:end]
         if end is not None:
-            page = await self._shown([one.sequence for one in page], wanted, FIELDS_READ)
+            page = await self._shown([one.sequence for one in page], wanted)
         return page, len(found)
 
     async def _shown(
-        self, sequences: Sequence[SequenceId], wanted: Wanted, fields: Sequence[str]
+        self, sequences: Sequence[SequenceId], wanted: Wanted, fields: Sequence[str] | None = None
     ) -> list[SequenceStatus]:
         shown: list[SequenceStatus] = []
         for piece in _pieces(sequences):
@@ -144,23 +144,23 @@ class Sequences:
         return sorted(found), True
 
     async def statuses(
-        self, sequences: Sequence[SequenceId], fields: Sequence[str] = FIELDS_READ
+        self, sequences: Sequence[SequenceId], fields: Sequence[str] | None = None
     ) -> list[SequenceStatus | None]:
         """Each sequence's status; None for one that the mesh does not know, or whose record cannot be read.
 
-        fields  of their records that are read, STATE among them. By default all that are of use, and the idle time
+        fields  of their records that are read, STATE among them. None: all that are of use, and the idle time
         """
         pipe = self._redis.pipeline(transaction=False)
         records = self._keys.records(sequences)
         for record in records:
-            pipe.hmget(record, fields)
-        if fields is FIELDS_READ:
+            pipe.hmget(record, fields or FIELDS_READ)
+        if fields is None:
             for sequence in sequences:
                 pipe.pttl(self._keys.sequence(sequence).idle)
         replies = await pipe.execute()
         idle = replies[len(records) :] or [-1] * len(records)
         return [
-            value_of(record, found, partial(status_of, sequence, fields, idle_left_ms=idle_ms))
+            value_of(record, found, partial(status_of, sequence, fields or FIELDS_READ, idle_left_ms=idle_ms))
             for sequence, record, found, idle_ms in zip(sequences, records, replies[: len(records)], idle, strict=True)
         ]
 
