@@ -23,6 +23,7 @@ from prometheus_client.openmetrics import parser
 
 from deploy.local.embedded import free_port
 from shared.statistics.meter import Phase
+from shared.store.metering import METERING_INTERVAL_S
 from tests.mesh.raw_http import get, send
 from tests.mesh.running_mesh import RunningMesh, eventually
 from tests.mesh.traffic import Callers, Traffic, make_plans
@@ -31,6 +32,8 @@ from tests.monitoring_files import PROMETHEUS, SELDOM, expressions, metrics_of, 
 MODEL = "slow_sum"
 untyped: Any = parser
 SERVER = shutil.which("prometheus")
+MEASURED = "seqmesh_steps_total", "seqmesh_request_duration_seconds_count"
+"""What executors and gateways hand on about once a second."""
 MAY_BE_EMPTY = (">", "<", " == ", "absent(")
 """Expressions with a comparison, or that ask what is missing, show nothing while all is well."""
 
@@ -54,6 +57,16 @@ def value(found: dict[str, Metric], sample: str, **labels: str) -> float:
     )
 
 
+async def settled(mesh: RunningMesh) -> dict[str, Metric]:
+    """The page once no process still has to hand on what it measured of the traffic of an earlier test."""
+    found = families(mesh)
+    while True:
+        await asyncio.sleep(2 * METERING_INTERVAL_S)
+        earlier, found = found, families(mesh)
+        if all(value(earlier, sample) == value(found, sample) for sample in MEASURED):
+            return found
+
+
 async def traffic_with_a_takeover(mesh: RunningMesh, chance: random.Random) -> int:
     """Returns how many steps were answered."""
     plans = make_plans(chance, 12, shortest=8, longest=12)
@@ -69,7 +82,7 @@ async def traffic_with_a_takeover(mesh: RunningMesh, chance: random.Random) -> i
 async def test_every_metric_of_dashboards_and_rules_is_there_after_a_takeover(
     victim: RunningMesh, chance: random.Random, tmp_path: Path
 ) -> None:
-    before = families(victim)
+    before = await settled(victim)
     steps = await traffic_with_a_takeover(victim, chance)
 
     def grown(sample: str, **labels: str) -> float:
