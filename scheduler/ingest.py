@@ -52,6 +52,8 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class StreamEntry:
+    """An entry as it was read. entry: its id in the stream"""
+
     source: Source
     entry: bytes
     fields: Mapping[bytes, bytes]

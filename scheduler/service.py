@@ -287,7 +287,7 @@ class Scheduler:
         return readers
 
     def _reader_of(self, server: Redis) -> StreamReader:
-        """A reader with room."""
+        """A reader of this server that takes one more leader's streams; a new one is started if all are full."""
         of_server = self._readers.setdefault(server, [])
         reader = next((reader for reader in of_server if reader.has_room), None)
         if reader is None:

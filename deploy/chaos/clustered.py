@@ -123,7 +123,7 @@ class ClusteredRedis(Started):
         until(self._is_whole, "every replica is in step", CHANGE_TIMEOUT_S)
 
     def _is_whole(self) -> bool:
-        """As every node sees it."""
+        """Whether each primary has a replica that is in step, and every node sees all slots served."""
         replicas = [one for one in self.nodes if one.info("role") == "slave"]
         return (
             len(replicas) == len(self.nodes) - PRIMARIES

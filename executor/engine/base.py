@@ -98,7 +98,7 @@ class LateAnswer:
         self._lock = threading.RLock()
 
     def give(self, to: Answers) -> None:
-        """Where the answer goes."""
+        """Says where the answer goes; one that is there already goes at once."""
         with self._lock:
             self._to, end = to, self._end
         if end is not None:

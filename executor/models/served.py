@@ -23,7 +23,7 @@ class ServedVersion:
     """One version of a model with its engines, one worker per instance. It outlives a lost lease. An ensemble has none:
     executors only announce it, and gateways send its steps to the models that it names.
 
-    files  the folder that it was loaded from, kept as long as the version exists; None: an ensemble's
+    files  the folder that it was loaded from, kept as long as the version exists; None: of no folder
     slots  of each instance; 0 for a stateless model
     cache_scope  what its answers depend on, for the response cache; "" if the model has it not enabled
     mark    what its sequences' states depend on: a load with another mark does not use them; "" if states are not
@@ -70,6 +70,12 @@ class ServedVersion:
 
 @dataclass(slots=True)
 class LoadedModel:
+    """A model with the versions that this executor serves.
+
+    record    what it was loaded by
+    versions  in no order
+    """
+
     record: ModelRecord
     versions: list[ServedVersion]
 

@@ -60,7 +60,7 @@ class LongArray:
         return map(self._read, self._pieces)
 
     def whole(self) -> Any:
-        """All of it at once."""
+        """The array as a Python value, read in one piece."""
         return self._parse(self._text[self.begin : self.end], self.begin)
 
     def _cut(self) -> Iterator[_Piece]:

@@ -18,6 +18,8 @@ from shared.contract.ids import ExecutorId, InstanceIndex, SequenceId, ShardId, 
 
 @dataclass(frozen=True, slots=True, order=True)
 class SlotAddress:
+    """Where a slot is: in an instance of an executor's version. Ordered as it is written."""
+
     executor: ExecutorId
     version: str
     instance: InstanceIndex
@@ -135,6 +137,8 @@ class InstanceSlots:
 
 
 class SlotTable:
+    """The slots of one version at one executor: which are free, taken, withheld, or lent as spare ones."""
+
     def __init__(self, executor: ExecutorId, served: OfferedVersion) -> None:
         self.executor = executor
         self.served = served

@@ -58,7 +58,7 @@ class DigestedHash(Generic[T]):
 
     @property
     def known(self) -> list[T]:
-        """What was read last."""
+        """The values as they were read last."""
         return [value for _, value in self._known.values()]
 
     async def one(self, name: str) -> T | None:

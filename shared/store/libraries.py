@@ -90,7 +90,7 @@ def library(prefix: str, database: int = 0) -> Library:
 
 
 def file_text(name: str) -> str:
-    """A `.lua` file."""
+    """The text of a file beside the scripts. name: without `.lua`"""
     return (LUA / f"{name}.lua").read_text()
 
 

@@ -86,7 +86,7 @@ class SequenceStatus(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def sequence(self) -> SequenceId:
-        """The mesh's name of it."""
+        """The name that the mesh gives the sequence."""
         return sequence_id(self.model, self.requested_version, self.id)
 
 

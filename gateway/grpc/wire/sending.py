@@ -59,7 +59,7 @@ class Sending:
         self._wrote(0)
 
     def forget(self, rpc: Rpc) -> None:
-        """The call is over."""
+        """Drops what still waits for room, as the call is over."""
         self._waiting.pop(rpc, None)
 
     def opened(self, rpcs: Iterable[Rpc] = ()) -> None:
