@@ -28,8 +28,9 @@ class StepPhases:
         began_ns, ended_ns = finished.began_ns, finished.ended_ns
         self._meter.computed(len(ran), began_ns, ended_ns)
         for given in ran:
-            message, entry = given.queued.message, given.queued.step.entry
-            self._meter.ran(message.arrived_ns, entry_time_ns(entry), began_ns, ended_ns, message.traceparent)
+            message = given.queued.message
+            delivered_ns = entry_time_ns(given.queued.step.entry, message.arrived_ns, began_ns)
+            self._meter.ran(message.arrived_ns, delivered_ns, began_ns, ended_ns, message.traceparent)
         if traced := [given for given in ran if given.queued.message.traceparent]:
             self._trace(traced, finished)
 
@@ -50,7 +51,7 @@ class StepPhases:
         if given.predecessor is not None:
             links += [takeover_traceparent(step.sequence, step.epoch), given.predecessor]
         record, parent = self._tracing.record, message.traceparent
-        delivered_ns = entry_time_ns(step.entry)
+        delivered_ns = entry_time_ns(step.entry, message.arrived_ns, finished.began_ns)
         record(parent, SpanName.SCHEDULE, message.arrived_ns, delivered_ns)
         record(parent, SpanName.QUEUE, delivered_ns, finished.began_ns)
         record(

@@ -388,9 +388,14 @@ def prefixed(attributes: Mapping[str, AttributeValue]) -> dict[str, AttributeVal
     return {f"seqmesh.{name}": value for name, value in attributes.items()}
 
 
-def entry_time_ns(entry: str) -> int:
-    """Wall clock of Redis at which a stream entry was added, from the entry's id; nanoseconds, to the millisecond."""
-    return int(entry.partition("-")[0]) * 1_000_000
+def entry_time_ns(entry: str, after_ns: int, before_ns: int) -> int:
+    """Wall clock of Redis at which a stream entry was added, nanoseconds. The entry's id says the millisecond; of that
+    it is the middle of what lies between `after_ns` and `before_ns`, so a mean of many is right. The begin of the
+    millisecond if nothing lies between them, because the clocks of hosts differ.
+    """
+    begin_ns = int(entry.partition("-")[0]) * 1_000_000
+    first_ns, last_ns = max(begin_ns, after_ns), min(begin_ns + 999_999, before_ns)
+    return (first_ns + last_ns) // 2 if first_ns <= last_ns else begin_ns
 
 
 def setup(service: str, instance: str) -> Tracing:

@@ -467,8 +467,23 @@ def test_no_span_of_a_step_ends_before_its_start_though_the_clock_was_set_back()
     assert [] == [span.name for span in kept.spans if span.end_ns < span.start_ns]
 
 
-def test_the_time_of_a_stream_entry_is_in_its_id() -> None:
-    assert 1_700_000_000_123_000_000 == tracing.entry_time_ns("1700000000123-7")
+@pytest.mark.parametrize(
+    ("after_us", "before_us", "expected_us"),
+    [
+        pytest.param(-9_000, 9_000, 499, id="anywhere in the millisecond"),
+        pytest.param(600, 9_000, 799, id="behind the arrival"),
+        pytest.param(-9_000, 200, 100, id="before the batch"),
+        pytest.param(300, 700, 500, id="between the two"),
+        pytest.param(1_500, 9_000, 0, id="the gateway's clock is ahead"),
+        pytest.param(-9_000, -100, 0, id="the executor's clock is behind"),
+    ],
+)
+def test_the_time_of_a_stream_entry_is_the_middle_of_what_is_possible_in_its_millisecond(
+    after_us: int, before_us: int, expected_us: int
+) -> None:
+    ms = 1_700_000_000_123_000_000
+    found = tracing.entry_time_ns("1700000000123-7", ms + 1_000 * after_us, ms + 1_000 * before_us)
+    assert expected_us == (found - ms) // 1_000
 
 
 # --- Sampling
