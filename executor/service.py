@@ -26,6 +26,7 @@ from executor.models.loader import START_S, Loader
 from executor.models.polling import Polling, follow_listings
 from executor.models.repository import ModelRepository, NoSuchModelError
 from executor.models.sources import OVERRIDE, open_sources
+from executor.models.version_maker import LoadOptions
 from executor.settings import ExecutorSettings
 from executor.workers.devices import DeviceLostError, find_devices
 from shared.contract.errors import MeshError
@@ -88,15 +89,17 @@ def open_repository(settings: ExecutorSettings, value_bytes_max: int) -> ModelRe
     return ModelRepository(
         open_sources(settings.models, settings.model_cache_dir.expanduser(), settings.model_cache_bytes),
         find_devices(settings.gpu),
-        config_name=settings.model_config_name,
-        backend_dirs=settings.backend_directory,
-        auto_complete=not settings.disable_auto_complete_config,
-        completion_limit_s=settings.auto_complete_timeout_secs,
-        metrics=settings.metrics,
-        value_bytes_max=value_bytes_max,
-        state_bytes_max=settings.state_bytes_max,
-        call_limit_s=settings.batch_limit_s,
-        reloads=settings.model_control_mode != "none",
+        LoadOptions(
+            config_name=settings.model_config_name,
+            backend_dirs=settings.backend_directory,
+            auto_complete=not settings.disable_auto_complete_config,
+            completion_limit_s=settings.auto_complete_timeout_secs,
+            metrics=settings.metrics,
+            value_bytes_max=value_bytes_max,
+            state_bytes_max=settings.state_bytes_max,
+            call_limit_s=settings.batch_limit_s,
+            reloads=settings.model_control_mode != "none",
+        ),
     )
 
 

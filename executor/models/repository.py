@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import secrets
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,33 +18,19 @@ import msgspec
 
 from executor.configuration.load import LoadedConfig, load_model_config
 from executor.configuration.parameters import misspelt
-from executor.engine.backends import folder_of, installed_backends
-from executor.engine.base import Backend, Engine, LoadRequest
-from executor.engine.mkl import require_fixed_products
-from executor.engine.python.model_completion import LIMIT_S
-from executor.models.custom_batching import find_strategy
-from executor.models.fingerprints import Fingerprint, fingerprint
-from executor.models.fixed_shape import settle_shape
+from executor.engine.backends import installed_backends
+from executor.engine.base import Backend
 from executor.models.labels import read_labels
-from executor.models.recovery import of_versions, with_methods
-from executor.models.served import LoadedModel, ServedVersion, close, close_now, finalizing
-from executor.models.slots import slots_within
+from executor.models.recovery import of_versions
+from executor.models.served import LoadedModel, ServedVersion, close, close_now
 from executor.models.sources import LocalFolder, ModelFiles, ModelSource, Override
-from executor.models.warmup import warm_up
+from executor.models.version_maker import LoadOptions, ReadModel, VersionMaker
 from executor.remote.storage import StorageError, UnreachableError, unreachable
-from executor.reporting.statistics import StatisticsRecorder
 from executor.workers.devices import DeviceLostError, Devices
-from executor.workers.engine_thread import EngineThread
-from executor.workers.worker import EngineWorker
 from shared.contract.errors import Code, LoadError, MeshError, sendable
-from shared.contract.ids import InstanceIndex
-from shared.contract.limits import VALUE_BYTES_MAX
 from shared.contract.messages import UNLOADED, ModelRecord, RepositoryEntry
-from shared.contract.model_config import FixedShape
 from shared.process import logs
 from shared.process.machine import fill_standard_streams
-from shared.statistics.metrics_config import FIRST_RESPONSE, FIRST_RESPONSE_BUCKETS_MS, MetricsConfig
-from shared.statistics.tally import ModelLoad
 
 CODE_NAMES: Mapping[Code, str] = {
     Code.UNKNOWN: "Unknown",
@@ -68,22 +53,6 @@ class Failure:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Load:
-    """What all versions of one load have in common.
-
-    read        the configuration, as the backend has completed it
-    files       what the versions are made from
-    backends    one set: what a backend has unpacked to complete the configuration, it loads from
-    generation  see `ModelRepository.load`
-    """
-
-    read: LoadedConfig
-    files: ModelFiles
-    backends: Mapping[str, Backend]
-    generation: str
-
-
 class NoSuchModelError(LoadError):
     """No repository of this executor has the model."""
 
@@ -100,29 +69,12 @@ class ModelRepository:
     unloaded  by name: versions that were taken out of service
     retired   versions that were unloaded or replaced, to be closed once nothing runs on them any more
     loading   by name: since when it is being loaded, seconds since 1970
-    backend_dirs  folders that hold, in a folder of each backend's name, the backend's batch strategy, or the `model.py`
-                  that is the backend
-    config_name    name of the configurations that are read in place of config.pbtxt
-    auto_complete  models may complete their configurations
-    completion_limit_s  how long a python model may take for that
-    metrics        which latencies are counted
-    value_bytes_max  largest state tensor of one sequence
-    state_bytes_max  bytes of the states that an instance holds, where they decide about its slots (`slots_within`)
-    call_limit_s     how long a call may take, for engines that end late calls themselves, and for batch strategies
-    reloads        models may be loaded again; if not, no state can come from another load
+    options   of all loads
     """
 
     sources: Sequence[ModelSource | Path]
     devices: Devices
-    config_name: str = ""
-    backend_dirs: Sequence[Path] = ()
-    auto_complete: bool = True
-    completion_limit_s: float = LIMIT_S
-    metrics: MetricsConfig = field(default_factory=MetricsConfig)
-    value_bytes_max: int = VALUE_BYTES_MAX
-    state_bytes_max: int = 0
-    call_limit_s: float = 0.0
-    reloads: bool = True
+    options: LoadOptions = field(default_factory=LoadOptions)
     loaded: dict[str, LoadedModel] = field(default_factory=dict[str, LoadedModel])
     failures: dict[str, Failure] = field(default_factory=dict[str, Failure])
     unloaded: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
@@ -130,13 +82,14 @@ class ModelRepository:
     loading: dict[str, float] = field(default_factory=dict[str, float])
 
     _sources: Sequence[ModelSource] = field(init=False)
+    _maker: VersionMaker = field(init=False)
     _closing: dict[ServedVersion, asyncio.Task[None]] = field(
         init=False, default_factory=dict[ServedVersion, asyncio.Task[None]]
     )
 
     def __post_init__(self) -> None:
         self._sources = [LocalFolder(one) if isinstance(one, Path) else one for one in self.sources]
-        self.backend_dirs = [folder.absolute() for folder in self.backend_dirs]
+        self._maker = VersionMaker(self.devices, self.options)
 
     def refresh(self) -> bool:
         """Looks anew at repositories elsewhere. Returns whether that changes what the index says. Blocks."""
@@ -331,12 +284,12 @@ class ModelRepository:
     ) -> LoadedModel:
         began = time.monotonic()
         self.failures.pop(name, None)
-        taken = self._take(name, files)
+        taken, options = self._take(name, files), self.options
         try:
-            backends = installed_backends(self.backend_dirs, completion_limit_s=self.completion_limit_s)
+            backends = installed_backends(options.backend_dirs, completion_limit_s=options.completion_limit_s)
             loaded = self._read(name, override_json, taken.folder, backends)
             labels = read_labels(loaded.config, loaded.model_dir)
-            versions = self._versions(_Load(loaded, taken, backends, generation))
+            versions = self._versions(ReadModel(loaded, taken, backends, generation))
         except BaseException:
             taken.cleanup()
             raise
@@ -391,28 +344,28 @@ class ModelRepository:
                 backends={key: backend.auto_complete for key, backend in backends.items()},
                 gpu_count=len(self.devices.gpus),
                 override_json=override_json,
-                config_name=self.config_name,
-                auto_complete=self.auto_complete,
+                config_name=self.options.config_name,
+                auto_complete=self.options.auto_complete,
             )
         except MeshError as error:
             self.failures[name] = Failure("", error.message)
             message = f"failed to load '{name}', failed to poll from model repository: {error.message}"
             raise LoadError(message, Code.INTERNAL) from error
 
-    def _versions(self, load: _Load) -> list[ServedVersion]:
+    def _versions(self, model: ReadModel) -> list[ServedVersion]:
         """Every version that the version policy chooses. Unchanged ones are taken over, the others made; if one fails,
         none is.
         """
-        name = load.read.config.name
+        name = model.read.config.name
         versions: dict[int, ServedVersion] = {}
         made: list[ServedVersion] = []
-        missing: Sequence[int] = load.read.versions
+        missing: Sequence[int] = model.read.versions
         while missing:
             before = self.loaded.get(name)
             for number in missing:
                 known = before.at(str(number)) if before else None
                 try:
-                    one = self._renewed(load, number, known)
+                    one = self._maker.renewed(model, number, known)
                 except BaseException as error:  # A model's own code; whatever it raises, the load failed.
                     self.devices.check()
                     for served in made:
@@ -425,51 +378,7 @@ class ModelRepository:
             now = self.loaded.get(name)
             there = [*made, *(now.versions if now else ())]
             missing = [number for number, served in versions.items() if served not in there]
-        return [versions[number] for number in load.read.versions]
-
-    def _renewed(self, load: _Load, number: int, known: ServedVersion | None) -> ServedVersion:
-        """A version as its files are now: the known one if they are the same, else one that is made. If they change
-        meanwhile it is made once more, so that its mark is that of what every instance has loaded.
-        """
-        name, version = load.read.config.name, str(number)
-        for is_last in (False, True):
-            present = self._fingerprint_of(load, version)
-            if known is not None and known.fingerprint == present:
-                return known
-            goes_on = known is not None and known.fingerprint.content == present.content
-            counted = known.statistics.load if known and goes_on else ModelLoad(name, version, load.generation)
-            served = self._serve(load, counted, present)
-            try:
-                made = self._marked(load, served)
-                is_shared = made.cache_scope or (made.mark and made.config.recoverable)
-                if not is_shared or self._fingerprint_of(load, version) == present:
-                    return made
-            except BaseException:
-                close_now(served)
-                raise
-            logs.warning("model changed while it was loaded", model=name, version=number)
-            if not is_last:
-                close_now(served)
-        # A model that writes into its folder with every load: it is served, and has its states to itself.
-        return replace(made, cache_scope="", mark=made.mark and secrets.token_hex(8))
-
-    def _marked(self, load: _Load, served: ServedVersion) -> ServedVersion:
-        """A version with what is the same on all executors with the same files: mark and cache scope. If only the
-        engine holds the states, the mark is unique: no other load can use them.
-        """
-        config = served.config
-        is_cached = config.response_cache and not config.ensemble
-        has_states = self.reloads and config.sequence_batching is not None
-        content = ""
-        if is_cached or (has_states and config.recoverable):
-            content = self._fingerprint_of(load, served.version, by_content=True).content
-        mark = (content if config.recoverable else secrets.token_hex(8)) if has_states else ""
-        return replace(served, cache_scope=content if is_cached else "", mark=mark)
-
-    def _fingerprint_of(self, load: _Load, version: str, *, by_content: bool = False) -> Fingerprint:
-        by_content |= isinstance(load.files, Override)
-        backend_dir = folder_of(load.read.config.backend, self.backend_dirs)
-        return fingerprint(load.read, int(version), by_content=by_content, backend_dir=backend_dir)
+        return [versions[number] for number in model.read.versions]
 
     def _failed(self, name: str, version: str, error: BaseException) -> LoadError:
         """The error for a version that could not be loaded, in Triton's words."""
@@ -493,56 +402,6 @@ class ModelRepository:
         unloaded -= set(model.record.versions)
         if not unloaded:
             del self.unloaded[name]
-
-    def _serve(self, load: _Load, counted: ModelLoad, present: Fingerprint) -> ServedVersion:
-        """Makes the engines of a version. counted: what its requests are counted under"""
-        began = time.monotonic()
-        config, version, model_dir = load.read.config, counted.version, load.read.model_dir
-        if config.ensemble:
-            statistics = StatisticsRecorder(counted, self.metrics)
-            return ServedVersion(config, version, (), 0, statistics, present, load.files)
-        backend = load.backends[config.backend]
-        slots = slots_within(config, self.state_bytes_max)
-        engines: list[Engine] = []
-        workers: list[EngineWorker] = []
-        threads: list[EngineThread] = []
-        try:
-            for name, device in self.devices.places(config):
-                if config.fixed_shape is not FixedShape.OFF and device == "cpu":
-                    require_fixed_products(config.name)
-                request = LoadRequest(
-                    config=config,
-                    config_json=load.read.json,
-                    model_dir=model_dir,
-                    version=version,
-                    instance_name=name,
-                    device=device,
-                    slots=slots,
-                    state_value_bytes_max=self.value_bytes_max,
-                )
-                # A model may keep what belongs to the thread that made it: a connection of sqlite3, thread-local data.
-                thread = EngineThread(name)
-                threads.append(thread)
-                engines.append(thread.run(backend.load, request))
-                thread.run(warm_up, engines[-1], config, model_dir, name)
-                thread.run(settle_shape, engines[-1], config, name, slots)
-                index = InstanceIndex(len(workers))
-                workers.append(
-                    EngineWorker(engines[-1], config.name, name, index, self.devices, thread, self.call_limit_s)
-                )
-            config = with_methods(config, engines)
-            strategy = find_strategy(config, model_dir, version, self.backend_dirs, self.call_limit_s)
-        except BaseException:
-            for (name, _), engine, thread in zip(self.devices.places(config), engines, threads, strict=False):
-                with finalizing(config.name, name):
-                    thread.run(engine.close)
-            for thread in threads:  # the last one may have no engine
-                thread.stop()
-            raise
-        bounds_ms = config.histogram_buckets.get(FIRST_RESPONSE, FIRST_RESPONSE_BUCKETS_MS)
-        statistics = StatisticsRecorder(counted, self.metrics, bounds_ms)
-        seconds = time.monotonic() - began
-        return ServedVersion(config, version, workers, slots, statistics, present, load.files, strategy, seconds)
 
 
 def _continues(before: LoadedModel, served: ServedVersion) -> bool:

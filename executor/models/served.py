@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -102,8 +102,13 @@ async def close(served: ServedVersion) -> None:
 
 def close_now(served: ServedVersion) -> None:
     """Finalizes the engines of a version on which nothing has run yet."""
-    for worker in served.workers:
-        with finalizing(served.config.name, worker.name):
-            worker.close_now()
+    close_workers_now(served.config.name, served.workers)
     if served.strategy is not None:
         served.strategy.close_now()
+
+
+def close_workers_now(model: str, workers: Iterable[EngineWorker]) -> None:
+    """Finalizes engines on which nothing has run yet."""
+    for worker in workers:
+        with finalizing(model, worker.name):
+            worker.close_now()

@@ -14,6 +14,7 @@ from executor.connections import RedisConnections
 from executor.lease.registration import Applied, Registration
 from executor.models.loader import Loader
 from executor.models.repository import ModelRepository
+from executor.models.version_maker import LoadOptions
 from executor.settings import ExecutorSettings
 from executor.workers.devices import Devices
 from shared.contract.ids import ExecutorId
@@ -93,7 +94,7 @@ async def living(
     await asking.aclose()
     client = partial(connect, redis_url, retries=0, timeout_ms=redis_timeout_ms)
     connections = RedisConnections(lambda run: client(run=run), keys, bytes_max)
-    repository = ModelRepository((models,), Devices(), value_bytes_max=bytes_max)
+    repository = ModelRepository((models,), Devices(), LoadOptions(value_bytes_max=bytes_max))
     for one in (model, *more):
         repository.load(one)
     changed = asyncio.Event()

@@ -19,6 +19,7 @@ from executor.engine.base import Answers, BatchResult, Row, RowError, RowResult,
 from executor.models.fingerprints import Fingerprint
 from executor.models.repository import ModelRepository
 from executor.models.served import LoadedModel, ServedVersion
+from executor.models.version_maker import LoadOptions
 from executor.reporting.statistics import StatisticsRecorder
 from executor.workers.devices import Devices
 from executor.workers.worker import EngineWorker, Pace
@@ -307,14 +308,14 @@ class FoldRepository(ModelRepository):
 
     shape    by the content of a load
     engine   makes an instance
-    reloads  they may be loaded again. Each load is another one; two in a row have the same content, so that states of
-             the first are states of the second
+    options  with `reloads` they may be loaded again. Each load is another one; two in a row have the same content, so
+             that states of the first are states of the second
     """
 
     def __init__(
-        self, shape: Callable[[str], Shape], engine: Callable[[Shape], FoldEngine], *, reloads: bool = False
+        self, shape: Callable[[str], Shape], engine: Callable[[Shape], FoldEngine], options: LoadOptions
     ) -> None:
-        super().__init__((), Devices(), reloads=reloads)
+        super().__init__((), Devices(), options)
         self._shape = shape
         self._engine = engine
 
@@ -339,8 +340,8 @@ class FoldRepository(ModelRepository):
             for index in range(0 if name == CHAIN else shape.instances)
         ]
         slots = 0 if name in (STATELESS, CHAIN) else shape.slots
-        # As `ModelRepository._state_mark`.
-        mark = "" if not self.reloads or not slots else content if config.recoverable else f"{random.random()}"
+        # As `VersionMaker._marked`.
+        mark = "" if not self.options.reloads or not slots else content if config.recoverable else f"{random.random()}"
         fingerprint = Fingerprint(content, generation)
         served = ServedVersion(config, "1", workers, slots, StatisticsRecorder(load), fingerprint, mark=mark)
         model = LoadedModel(ModelRecord(config, "{}", ("1",), generation), [served])

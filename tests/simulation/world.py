@@ -26,6 +26,7 @@ from redis.asyncio import BlockingConnectionPool
 import executor.service
 import gateway.service
 import scheduler.service
+from executor.models.version_maker import LoadOptions
 from executor.settings import ExecutorSettings
 from gateway.parts import GatewayParts
 from gateway.requests.infer_call import InferCall
@@ -626,8 +627,8 @@ async def _run(make: Callable[[], World]) -> World:
         )
         return made
 
-    def repository(*folders: Any, **options: Any) -> FoldRepository:
-        return FoldRepository(world.shape_of, world.engine, reloads=options["reloads"])
+    def repository(_sources: Any, _devices: Any, options: LoadOptions) -> FoldRepository:
+        return FoldRepository(world.shape_of, world.engine, options)
 
     def spare_slots(config: ModelConfig, _: int) -> int:
         return world.plan.shape.spare if config.pageable else 0

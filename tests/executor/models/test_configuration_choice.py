@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from executor.models.repository import ModelRepository
+from executor.models.version_maker import LoadOptions
 from executor.workers.devices import Devices
 from shared.contract.errors import LoadError
 
@@ -42,7 +43,7 @@ def folder(tmp_path: Path) -> Path:
 async def test_configuration_is_chosen_by_name(
     folder: Path, config_name: str, auto_complete: bool, instances: int
 ) -> None:
-    repository = ModelRepository([folder], Devices(), config_name=config_name, auto_complete=auto_complete)
+    repository = ModelRepository([folder], Devices(), LoadOptions(config_name, auto_complete=auto_complete))
 
     model = repository.load("m")
 
@@ -51,7 +52,7 @@ async def test_configuration_is_chosen_by_name(
 
 
 async def test_model_that_may_not_complete_its_configuration_must_have_one(folder: Path) -> None:
-    repository = ModelRepository([folder], Devices(), auto_complete=False)
+    repository = ModelRepository([folder], Devices(), LoadOptions(auto_complete=False))
 
     with pytest.raises(LoadError, match="must specify at least one 'input' for m"):
         repository.load("m")

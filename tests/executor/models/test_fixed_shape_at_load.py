@@ -17,6 +17,7 @@ from executor.engine.pytorch.relocation import relocated
 from executor.models.fixed_shape import ROUNDS, TrialResult, settle_shape, trials
 from executor.models.repository import ModelRepository
 from executor.models.served import LoadedModel
+from executor.models.version_maker import LoadOptions
 from executor.workers.devices import Devices
 from shared.contract.errors import LoadError
 from tests.executor.engine import torch_modules
@@ -67,7 +68,7 @@ def loaded(
         workshop.script("m", module)
     backend = "python" if isinstance(module, str) else "pytorch"
     (directory / "m" / "config.pbtxt").write_text(CONFIG.format(backend=backend, strategy=strategy, slots=slots))
-    return ModelRepository([directory], Devices(), state_bytes_max=state_bytes_max).load("m")
+    return ModelRepository([directory], Devices(), LoadOptions(state_bytes_max=state_bytes_max)).load("m")
 
 
 def form(model: LoadedModel) -> tuple[int, str]:

@@ -22,6 +22,7 @@ from executor.models.loader import Loader
 from executor.models.polling import Polling, follow_listings
 from executor.models.repository import ModelRepository, NoSuchModelError
 from executor.models.sources import LocalFolder
+from executor.models.version_maker import LoadOptions
 from executor.remote.storage import UnreachableError
 from executor.workers.devices import DeviceLostError, Devices
 from shared.contract.errors import Code, LoadError
@@ -108,7 +109,7 @@ async def test_a_changed_file_of_a_python_based_backend_changes_its_models(folde
     change_config(folder, 'backend: "python"', 'backend: "sums"')
 
     def opened() -> ModelRepository:
-        return ModelRepository((folder,), Devices(), backend_dirs=(backend.parent,))
+        return ModelRepository((folder,), Devices(), LoadOptions(backend_dirs=(backend.parent,)))
 
     repository, restarted, changed = opened(), opened(), opened()
     (first,) = repository.load("running_sum").versions
@@ -452,7 +453,7 @@ async def test_a_model_that_changes_the_working_directory_takes_no_relative_repo
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder.parent)
-    repository = ModelRepository((Path(folder.name),), Devices(), backend_dirs=[Path(folder.name)])
+    repository = ModelRepository((Path(folder.name),), Devices(), LoadOptions(backend_dirs=[Path(folder.name)]))
     moving = CODE.replace("class TritonPythonModel:", "import os\nos.chdir('/')\n\n\nclass TritonPythonModel:", 1)
     (folder / "running_sum" / "1" / "model.py").write_text(moving)
     assert moving != CODE
@@ -461,7 +462,7 @@ async def test_a_model_that_changes_the_working_directory_takes_no_relative_repo
     assert Path("/") == Path.cwd()
     change_config(folder, "max_batch_size: 32", "max_batch_size: 16")
     assert 16 == repository.load("running_sum").record.config.max_batch_size
-    assert repository.backend_dirs == [folder]
+    assert repository.options.backend_dirs == [folder]
     await repository.close()
 
 
