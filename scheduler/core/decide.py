@@ -517,6 +517,7 @@ def tick(state: LeaderState, event: events.Tick) -> list[Action]:
     actions += paging.look_again(state, event.cause)
     actions += balance.time_passed(state, event.cause)
     actions += forecasts.time_passed(state, event.cause)
+    state.forget_gone_versions()
     actions += spares.lay_out(state, state.used, event.cause)
     return actions + [forget(executor, state.now_ms, event.cause) for executor in forgettable(state)]
 

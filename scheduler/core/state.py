@@ -251,6 +251,14 @@ class LeaderState:
             ring = self.rings[version] = Ring(self.policy.load_factor, self.policy.virtual_nodes)
         return ring
 
+    def forget_gone_versions(self) -> None:
+        """Forgets versions that no executor offers and for which nobody waits: they come and go for as long as a leader
+        leads, and each tick looks at all that it knows."""
+        for version in [one for one, ring in self.rings.items() if not (ring.tables or self.backlogs[one])]:
+            for known in (self.rings, self.backlogs, self.holders, self.freed, self.uneven_since_ms):
+                known.pop(version, None)
+            self.used.discard(version)
+
     def turns(self, version: str) -> Turns:
         """What decides which tenant gets the next slot of a version."""
         return Turns(self.holders[version].by_tenant, self.shares)

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from scheduler.core import invariants
-from scheduler.core.actions import Action, Forget, Reclaim, Reject
+from scheduler.core.actions import Action, Forget, Publish, Reclaim, Reject
 from scheduler.core.backlog import Entry
 from scheduler.core.decide import decide, reclaimed_together
 from scheduler.core.events import (
@@ -15,9 +15,12 @@ from scheduler.core.events import (
     Event,
     ExecutorLost,
     ExecutorSeen,
+    ForecastAsked,
+    IdleSeen,
     Reclaimed,
     SequenceFound,
     SequenceWaits,
+    Tick,
     VersionsWithdrawn,
 )
 from scheduler.core.slots import OfferedVersion, SlotAddress
@@ -144,6 +147,25 @@ def test_who_moves_is_refused_only_when_no_takeover_goes_on() -> None:
     after = [action.sequence for action in take(state, withdrawn) if isinstance(action, Reject)]
 
     assert ([name("new")], [name("moving")]) == (during, after)
+
+
+def test_nothing_is_kept_of_versions_that_are_gone_unless_somebody_waits_for_them() -> None:
+    state = LeaderState()
+    for number in range(1, 21):
+        take(state, ExecutorSeen(E1, (OfferedVersion(str(number), 1, 2),)))
+        live(state, f"of {number}", number, str(number))
+    take(state, SequenceWaits(name("waits"), "7", entry(30)))
+    take(state, ForecastAsked(name("waits"), entry(31)))
+
+    take(state, Tick(1000))
+
+    of_versions = state.rings, state.backlogs, state.holders, state.freed, state.used
+    assert [{"7", "20"}] * len(of_versions) == [set(known) for known in of_versions]
+    (told,) = [one for one in take(state, IdleSeen(())) if isinstance(one, Publish)]
+    assert ["20", "7"] == [line.version for line in told.lines]
+    take(state, VersionsWithdrawn("m", ("7",)))
+    take(state, Tick(2000))
+    assert [{"20"}] * len(of_versions) == [set(known) for known in of_versions]
 
 
 UNLOADED = RepositoryEntry("m", "1", "UNAVAILABLE", "unloaded")
