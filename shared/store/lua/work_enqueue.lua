@@ -17,12 +17,13 @@ local FIELDS = 11
 local bound, now, cache = tonumber(ARGV[1]), now_us(), cache_keys()
 
 -- The answer to the request at ARGV[f], if it may be looked up and is known.
-local function looked_up(f, counts)
-  local name = ARGV[f + 10]
-  if name == '' then return nil end
-  local reply = cache_get(cache, name, now)
+local function looked_up(f)
+  return ARGV[f + 10] ~= '' and cache_get(cache, ARGV[f + 10], now) or nil
+end
+
+local function count_lookup(f, counts, reply)
+  if ARGV[f + 10] == '' then return end
   tally_lookup(counts, reply ~= nil, now - tonumber(ARGV[f + 11]), tonumber(ARGV[2]), tonumber(ARGV[3]))
-  return reply
 end
 
 -- How many requests of a level wait, delayed or not, with the ones of this call. ('/' is the character after '.', so
@@ -59,12 +60,15 @@ local function enqueue(keys, counts, a, count, results)
     local f = a + (i - 1) * FIELDS
     local level, own, timeout, ordered = ARGV[f + 2], tonumber(ARGV[f + 3]), tonumber(ARGV[f + 4]), ARGV[f + 7] == '1'
     local before = known[i] or ordered and redis.call('HEXISTS', keys.early, id) == 1
-    local answer = not before and looked_up(f, counts)
+    local answer = not before and looked_up(f) or nil
+    local is_full = bound > 0 and size >= bound and not (answer and not ordered)
+    -- An answer that nobody gets, as there is no room to hold it back, counts for nothing.
+    if not (before or answer and is_full) then count_lookup(f, counts, answer) end
     if before then
       results[#results + 1] = 1
     elseif answer and not ordered then
       results[#results + 1] = answer
-    elseif bound > 0 and size >= bound or not answer and own > 0 and in_level(level, 0) >= own then
+    elseif is_full or not answer and own > 0 and in_level(level, 0) >= own then
       results[#results + 1] = 0
     elseif answer then
       append(order, arrived_before + i, id)

@@ -16,7 +16,7 @@ from shared.store.connections.redis_client import connect
 from shared.store.keyspace import Keyspace
 from shared.store.script_sender import Call
 from shared.store.scripts import Scripts
-from shared.store.work_scripts import Front, Take, Taken, WorkDone, WorkItem, WorkScripts, request_id
+from shared.store.work_scripts import Front, Lookup, Stored, Take, Taken, WorkDone, WorkItem, WorkScripts, request_id
 from tests.embedded_redis import EmbeddedRedis
 from tests.scripted_mesh import GATEWAY, ScriptedMesh
 
@@ -91,9 +91,13 @@ class Queue:
 
     async def refused(self, reason: str) -> int:
         """How many refused requests were counted with this reason."""
+        return await self.counted(f"fail_{reason}")
+
+    async def counted(self, name: str) -> int:
+        """What the statistics were told of this count."""
         shard = self.mesh.keys.home_shard(LOAD.model)
         packed = await self.redis.lrange(self.mesh.keys.tally(shard, LOAD.model, LOAD.version, LOAD.generation), 0, -1)
-        return sum(unpacked(data).get(f"fail_{reason}", 0) for data in packed)
+        return sum(unpacked(data).get(name, 0) for data in packed)
 
     async def kept(self) -> dict[str, int]:
         """Entries of every key of the queue, without the counter of arrivals; keys that are gone are left out."""
@@ -504,6 +508,21 @@ async def test_answers_that_are_held_back_count_for_the_bound(queue: Queue) -> N
     assert [True, False] == await queue.enqueue("c", "d", bound=2, ordered=True)
     await queue.finish("a")
     assert [True] == await queue.enqueue("d", bound=2, ordered=True)
+
+
+async def test_a_stored_answer_for_which_there_is_no_room_behind_others_counts_for_nothing(queue: Queue) -> None:
+    lookup = Lookup("name", LOAD.generation, 0)
+    item = WorkItem(LOAD.model, LOAD.version, GATEWAY, "again", b"m", Queueing(ordered=True), lookup)
+    await queue.enqueue("first", ordered=True)
+    await queue.taken()
+    done = WorkDone(request_id(GATEWAY, "first"), b"answer", stored=Stored(lookup.name, 1000))
+    await queue.call(queue.work.finish(LOAD, ALICE, [done]))
+    await queue.enqueue("waits", ordered=True)
+
+    assert [False] == await queue.call(queue.work.enqueue([item], bound=1))
+    assert 0 == await queue.counted("cache_hit_count") == await queue.counted("success_count")
+    assert [True] == await queue.call(queue.work.enqueue([item], bound=2))
+    assert 1 == await queue.counted("cache_hit_count") == await queue.counted("success_count")
 
 
 async def test_a_redis_without_memory_still_lets_answers_leave(private_server: EmbeddedRedis, key_prefix: str) -> None:
