@@ -151,7 +151,8 @@ async def _serve(
         )
         draining.executor = registration.executor
         # Until it is over, or has left because of a stop or a drain.
-        await first_of(_until_lost(registration, applied), _leave_when_told(registration, settings, draining, stop))
+        with client.replaying(registration.serving.owns):
+            await first_of(_until_lost(registration, applied), _leave_when_told(registration, settings, draining, stop))
 
 
 async def _is_wanted(connections: RedisConnections, draining: Draining, stop: Stop) -> bool:

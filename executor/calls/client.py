@@ -7,16 +7,21 @@ sequence carries the call's name as its request id. A stateless request may be c
 
 Each call has a deadline. It goes with the RPC, so that a gateway gives up what nobody waits for, and in the message to
 the model that is called, whose own calls end no later.
+
+A step that is replayed after a takeover is different: it has no caller whom an error would tell something, and the
+error would lose its sequence. Its calls are made again for as long as the cause may pass and the sequence is this
+executor's. So they end with the sequence (it is ended, expires, is moved) and with the lease.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping
 from concurrent.futures import Future
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
@@ -34,6 +39,7 @@ from executor.calls.protocol import (
 from executor.engine.python.calls import CallAnswer, ModelCall
 from shared.contract.calls import CALL_KEY, call_value
 from shared.contract.errors import Code
+from shared.contract.ids import SequenceId
 from shared.process import logs
 from shared.store.connections.redis_py import CONNECTION_LOST
 
@@ -47,6 +53,8 @@ EDGES_MAX = 1024
 BULKY_BYTES = 1 << 20
 """A request with more bytes of tensors is encoded in a thread."""
 A = TypeVar("A")
+Owns = Callable[[SequenceId, int], bool]
+"""Whether this executor owns a sequence, in that epoch."""
 
 
 class CallClient:
@@ -66,8 +74,18 @@ class CallClient:
         self._refused: dict[int, CallAnswer] = {}
         self._turns: WeakValueDictionary[tuple[str, int | str], asyncio.Lock] = WeakValueDictionary()
         self._closing = False
+        self._owns: Owns | None = None
         self.edges: dict[tuple[str, str], None] = {}
         """Which model has called which."""
+
+    @contextmanager
+    def replaying(self, owns: Owns) -> Generator[None]:
+        """Within the block calls of replayed steps are made again while their sequences are owned."""
+        self._owns = owns
+        try:
+            yield
+        finally:
+            self._owns = None
 
     # -- what models' threads ask -----------------------------------------------------------------------------------
 
@@ -110,7 +128,7 @@ class CallClient:
         async def answer() -> CallAnswer:
             async with self.turn(call):
                 request = await encoded_request(call)
-                return await self.insist(lambda gateway: self._once(gateway, call, request))
+                return await self.insist(call, lambda gateway: self._once(gateway, call, request))
 
         return await self.bounded(call, answer())
 
@@ -125,7 +143,7 @@ class CallClient:
             if self._closing:
                 work.close()
                 return CallAnswer(error_code=Code.UNAVAILABLE, error="the executor stops")
-            async with asyncio.timeout(self.left_s(call)):
+            async with asyncio.timeout(None if call.replayed else self.left_s(call)):
                 return await work
         except TimeoutError:
             text = f"the call of model '{call.model}' was not answered in time (--call-timeout-secs)"
@@ -165,8 +183,10 @@ class CallClient:
         async with lock:
             yield
 
-    async def insist(self, once: Callable[[CallGateway], Coroutine[Any, Any, tuple[A, bool]]]) -> A | CallAnswer:
-        """Makes a call until it is answered.
+    async def insist(
+        self, call: ModelCall, once: Callable[[CallGateway], Coroutine[Any, Any, tuple[A, bool]]]
+    ) -> A | CallAnswer:
+        """Makes a call until it is answered, or not made again any more.
 
         once  makes it through a gateway, at once: while it waited, the gateway might be lost, and its channel closed.
               Returns the answer, and whether asking again would not change it
@@ -183,10 +203,17 @@ class CallClient:
             # From here on it looks for a gateway: it may have waited at the last one for long.
             now = time.monotonic()
             patience_until = patience_until or now + PATIENCE_S
-            if now > patience_until:
+            if not (self._is_owned(*call.replayed) if call.replayed else now <= patience_until):
                 return answer
+            if now > patience_until:
+                patience_until = math.inf
+                cause = answer.error if isinstance(answer, CallAnswer) else None
+                logs.warning("replayed step waits for its call", model=call.model, by=call.chain[-1], cause=cause)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, PAUSE_MAX_S)
+
+    def _is_owned(self, sequence: SequenceId, epoch: int) -> bool:
+        return self._owns is not None and self._owns(sequence, epoch)
 
     async def _once(self, gateway: CallGateway, call: ModelCall, request: bytes) -> tuple[CallAnswer, bool]:
         rpc = gateway.ready if call.asks_readiness else gateway.infer
@@ -198,10 +225,10 @@ class CallClient:
 
     async def failed(self, gateway: CallGateway, call: ModelCall, error: Any) -> tuple[CallAnswer, bool]:
         """What an RPC's error says to the model, and whether that is the answer."""
-        outcome = outcome_of(error)
-        if outcome is Outcome.TOO_LATE:
+        outcome = outcome_of(call, error)
+        if outcome is Outcome.TOO_LATE and call.replayed is None:
             raise TimeoutError
-        if outcome is Outcome.GATEWAY_GONE:
+        if outcome in (Outcome.GATEWAY_GONE, Outcome.TOO_LATE):
             self._gateways.lost(gateway)
         return failure_of(call, error), outcome is Outcome.ANSWERED
 
@@ -261,7 +288,7 @@ class Stream:
         """The next response, of whatever gateway. An error without a response is the end."""
         self._ended = True
         request = await encoded_request(self._call, self._had + 1)
-        return await self._client.insist(lambda gateway: self._open(gateway, request))
+        return await self._client.insist(self._call, lambda gateway: self._open(gateway, request))
 
     async def _open(self, gateway: CallGateway, request: bytes) -> tuple[CallAnswer | None, bool]:
         """The first response that is lacking, and whether asking again would not change it."""

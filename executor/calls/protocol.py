@@ -35,6 +35,9 @@ CODES = {
 """Of gRPC's statuses; any other one is INTERNAL."""
 UNKNOWN_MODEL = "Request for unknown model: "
 DECOUPLED = "decoupled transaction policy"
+NOT_READY = "is not at ready state"
+OVERDUE = "Request timeout expired"
+"""Of a stateless request that waited in its queue for as long as its model allows."""
 UNSENT = "Internal error from Core"
 """What gRPC says of a stream that was over before its request was sent, in place of how it ended."""
 
@@ -155,10 +158,12 @@ def streamed(call: ModelCall, message: Any) -> tuple[CallAnswer, bool, bool]:
     code = code_of(str(about.get("code", Code.INTERNAL)))
     answer = _failure(call, code, message.error_message, was_accepted=was_accepted)
     # A refused request has no response, and what refuses it is the end.
-    return answer, is_last or not was_accepted, about.get("retry") == Retry.SAME.value
+    again = about.get("retry") == Retry.SAME.value
+    again |= is_passing(call, code, message.error_message, was_accepted=was_accepted)
+    return answer, is_last or not was_accepted, again
 
 
-def outcome_of(error: Any) -> Outcome:
+def outcome_of(call: ModelCall, error: Any) -> Outcome:
     """What an AioRpcError says of its call."""
     trailing: dict[str, object] = dict(error.trailing_metadata() or ())
     retry = trailing.get(RETRY_KEY)
@@ -173,15 +178,30 @@ def outcome_of(error: Any) -> Outcome:
             return Outcome.GATEWAY_GONE
         case "INTERNAL" if error.details() == UNSENT:
             return Outcome.AGAIN
+        case code if is_passing(call, code, error.details() or "", was_accepted=_was_accepted(error)):
+            return Outcome.AGAIN
         case _:
             return Outcome.ANSWERED
 
 
+def is_passing(call: ModelCall, code: str, text: str, *, was_accepted: bool) -> bool:
+    """Whether a replayed step does not take this error of the mesh for an answer: the model has no executor or no room
+    in its queue now, or a stateless request came too late to its turn. A version that is unloaded may not come back.
+    """
+    if call.replayed is None or code != Code.UNAVAILABLE.value:
+        return False
+    return text.endswith(OVERDUE) and not call.correlation_id if was_accepted else NOT_READY not in text
+
+
 def failure_of(call: ModelCall, error: Any) -> CallAnswer:
     name: str = error.code().name
+    code, text = CODES.get(name, Code.INTERNAL), error.details() or name
+    return _failure(call, code, text, was_accepted=_was_accepted(error))
+
+
+def _was_accepted(error: Any) -> bool:
     trailing: dict[str, object] = dict(error.trailing_metadata() or ())
-    was_accepted = trailing.get(ANSWERED_KEY) == ACCEPTED
-    return _failure(call, CODES.get(name, Code.INTERNAL), error.details() or name, was_accepted=was_accepted)
+    return trailing.get(ANSWERED_KEY) == ACCEPTED
 
 
 def _failure(call: ModelCall, code: Code, text: str, *, was_accepted: bool) -> CallAnswer:

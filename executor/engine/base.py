@@ -38,6 +38,8 @@ class Origin(msgspec.Struct, frozen=True, array_like=True):
     step     the step's number in the sequence's record; 0 for a stateless request
     passes   how often the step was run before without being answered (`iterative_sequence`)
     arrived_ns, chain, deadline_ms, traceparent  of the request's `InferMessage`
+    replayed_in  the epoch of the owner that runs a committed step again, for its state alone; 0: a step that is to be
+                 answered, or a stateless request. Nobody waits for a replayed step, so it has no deadline
     """
 
     name: str
@@ -47,11 +49,13 @@ class Origin(msgspec.Struct, frozen=True, array_like=True):
     chain: tuple[str, ...]
     deadline_ms: int
     traceparent: str
+    replayed_in: int = 0
 
     @classmethod
-    def of(cls, message: InferMessage, name: str, step: int = 0, passes: int = 0) -> Origin:
+    def of(cls, message: InferMessage, name: str, step: int = 0, passes: int = 0, replayed_in: int = 0) -> Origin:
         """Of a request, as the mesh holds it."""
-        return cls(name, step, passes, message.arrived_ns, message.chain, message.deadline_ms, message.traceparent)
+        deadline_ms = 0 if replayed_in else message.deadline_ms
+        return cls(name, step, passes, message.arrived_ns, message.chain, deadline_ms, message.traceparent, replayed_in)
 
 
 class Answers(Protocol):

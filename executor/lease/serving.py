@@ -41,7 +41,7 @@ from executor.stateless.work_model import WorkModel
 from executor.stateless.work_source import refuse_waiting, takers_of
 from executor.workers.answers import unloaded_answer
 from executor.workers.first_batch import backlog_requests
-from shared.contract.ids import ExecutorId, entry_key, model_of
+from shared.contract.ids import Epoch, ExecutorId, SequenceId, entry_key, model_of
 from shared.contract.messages import (
     InboxCancelled,
     InboxExpired,
@@ -272,6 +272,11 @@ class Serving:
             # The scheduler that assigned it has not read yet what is served here now.
             return None
         return model
+
+    def owns(self, sequence: SequenceId, epoch: int) -> bool:
+        """Whether a sequence is owned here, in that epoch."""
+        models = self.sequence_models(model_of(sequence))
+        return any(model.state.get(sequence, Epoch(epoch)) is not None for model in models)
 
     def sequence_models(self, model: str) -> list[SequenceModel]:
         """Every version of a model that may hold sequences."""

@@ -34,13 +34,13 @@ class RowMaker:
 
         The model gets a step's flags with its first pass. It does not get the end of a request's own sequence.
         """
-        step, message = member.queued.step, member.queued.message
-        flags = 0 if member.owned.passes else step.flags
+        owned, step, message = member.owned, member.queued.step, member.queued.message
+        flags = 0 if owned.passes else step.flags
         start, end = bool(flags & START), bool(flags & END) and not message.own_sequence
         return Row(
             inputs={tensor.name: tensor for tensor in message.inputs},
             controls=self._controls.of(start=start, end=end, correlation_id=message.correlation_id),
-            slot=member.owned.slot,
+            slot=owned.slot,
             start=start,
             end=end,
             correlation_id=message.correlation_id,
@@ -49,5 +49,10 @@ class RowMaker:
             timeout_us=message.timeout_us,
             priority=message.priority,
             parameters=message.parameters,
-            origin=Origin.of(message, step.sequence, step.step, member.owned.passes) if self._makes_calls else None,
+            origin=self._origin(member) if self._makes_calls else None,
         )
+
+    def _origin(self, member: BatchMember) -> Origin:
+        owned, step = member.owned, member.queued.step
+        replayed_in = owned.epoch if owned.replays else 0
+        return Origin.of(member.queued.message, step.sequence, step.step, owned.passes, replayed_in)

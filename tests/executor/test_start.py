@@ -6,7 +6,7 @@ import asyncio
 import shutil
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -186,7 +186,7 @@ async def test_explicit_mode_loads_what_was_named_unless_the_mesh_has_had_anothe
 @asynccontextmanager
 async def served(url: str, keys: Keyspace, repository: ModelRepository) -> AsyncGenerator[list[Member]]:
     """Runs an executor that loads `good`, which is registered. Afterwards it has stopped."""
-    stop, no_calls = Stop(), SimpleNamespace(edges=())
+    stop, no_calls = Stop(), SimpleNamespace(edges=(), replaying=nullcontext)
     settings = ExecutorSettings(model_control_mode="explicit", load_model=("good",), name="a")
     connections = RedisConnections(lambda run: connect(url, retries=0, run=run), keys)
     async with asyncio.TaskGroup() as group:

@@ -61,6 +61,8 @@ class ModelCall(msgspec.Struct, frozen=True):
     traceparent  trace context of its request
     asks_readiness
                  the model is not to run: it is asked whether it is ready
+    replayed     the sequence of its step, and its owner's epoch, if the step was committed before and runs again for
+                 its state alone: without the call's answer the sequence would be lost
     """
 
     number: int
@@ -78,6 +80,7 @@ class ModelCall(msgspec.Struct, frozen=True):
     deadline_ms: int = 0
     traceparent: str = ""
     asks_readiness: bool = False
+    replayed: tuple[SequenceId, int] | None = None
 
 
 class CallAnswer(msgspec.Struct, frozen=True):
@@ -292,6 +295,7 @@ def complete(call: ModelCall, trace: object) -> ModelCall:
             chain=(*origin.chain, entry),
             deadline_ms=origin.deadline_ms,
             traceparent=origin.traceparent,
+            replayed=(SequenceId(origin.name), origin.replayed_in) if origin.replayed_in else None,
         )
     )
 

@@ -25,10 +25,11 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from executor.calls import client as client_module
 from executor.calls.client import CallClient, Stream
 from executor.calls.gateways import SILENT_S, CallGateway, Gateways
-from executor.calls.protocol import request_of
+from executor.calls.protocol import OVERDUE, RETRY_KEY, request_of
 from executor.engine.python.calls import CallAnswer, ModelCall
 from executor.settings import ExecutorSettings
-from shared.contract.calls import ACCEPTED, ANSWERED_KEY, CALL_KEY, FULL, read_call
+from shared.contract.calls import ACCEPTED, ANSWERED_KEY, CALL_KEY, FULL, REFUSED, read_call
+from shared.contract.ids import SequenceId
 from shared.contract.tensors import from_numpy
 from shared.store.company import ServiceLine, call_addresses
 
@@ -97,9 +98,9 @@ async def never(request: Any, context: Any) -> Any:
     await asyncio.sleep(600)
 
 
-def refusing(code: Any, *trailing: tuple[str, str]) -> Handle:
+def refusing(code: Any, *trailing: tuple[str, str], text: str = "not now") -> Handle:
     async def refuse(request: Any, context: Any) -> Any:
-        await context.abort(code, "not now", trailing)
+        await context.abort(code, text, trailing)
 
     return refuse
 
@@ -378,6 +379,83 @@ async def test_without_a_gateway_a_call_fails_when_patience_is_over(
 
     assert "UNAVAILABLE" == said.error_code
     assert 1 < len(gateway.requests)
+
+
+REPLAYED = msgspec.structs.replace(CALL, replayed=(SequenceId("b||7"), 5))
+STATELESS = msgspec.structs.replace(REPLAYED, correlation_id=0)
+UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
+
+
+@pytest.mark.parametrize(
+    ("call", "refusal"),
+    [
+        (REPLAYED, (UNAVAILABLE, "no executor serves model 'sum' at the moment")),
+        (REPLAYED, (grpc.StatusCode.DEADLINE_EXCEEDED, "")),
+        (REPLAYED, (grpc.StatusCode.RESOURCE_EXHAUSTED, "busy", (RETRY_KEY, "same"))),
+        (REPLAYED, (UNAVAILABLE, "Exceeds maximum queue size", (ANSWERED_KEY, REFUSED))),
+        (STATELESS, (UNAVAILABLE, OVERDUE, (ANSWERED_KEY, ACCEPTED))),
+    ],
+)
+async def test_a_replayed_step_asks_again_for_as_long_as_its_sequence_is_owned(
+    make: Make, monkeypatch: pytest.MonkeyPatch, call: ModelCall, refusal: tuple[Any, ...]
+) -> None:
+    """However long that is: its patience is over at once here, and its time soon."""
+    monkeypatch.setattr(client_module, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(client_module, "PAUSE_MAX_S", 0.05)
+    code, text, *trailing = refusal
+    refuse, owned = refusing(code, *trailing, text=text), {("b||7", 5)}
+
+    async def refuse_for_long(request: Any, context: Any) -> Any:
+        return await (answering if owned and len(gateway.requests) == 8 else refuse)(request, context)
+
+    gateway = FakeGateway(refuse_for_long)
+    caller = await make(gateway, timeout_s=0.2)
+    with caller.client.replaying(lambda sequence, epoch: (sequence, epoch) in owned):
+        assert ("", 8) == ((await caller(call)).error_code, len(gateway.requests))
+
+        owned.clear()
+        assert "" != (await caller(call)).error_code
+    assert 9 == len(gateway.requests)
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        (UNAVAILABLE, "Request for unknown model: 'sum' version 2 is not at ready state", (ANSWERED_KEY, REFUSED)),
+        (grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'sum' is not found"),
+        (UNAVAILABLE, OVERDUE, (ANSWERED_KEY, ACCEPTED)),
+        (grpc.StatusCode.ALREADY_EXISTS, "its answer is kept no longer", (RETRY_KEY, "no")),
+    ],
+)
+async def test_an_answer_is_an_answer_to_a_replayed_step_too(make: Make, refusal: tuple[Any, ...]) -> None:
+    """A sequence's step that has failed is answered with its error for ever. A model may do without another one."""
+    code, text, *trailing = refusal
+    gateway = FakeGateway(refusing(code, *trailing, text=text))
+    caller = await make(gateway)
+    with caller.client.replaying(lambda _sequence, _epoch: True):
+        assert "" != (await caller(REPLAYED)).error_code
+
+    assert 1 == len(gateway.requests)
+
+
+async def test_a_stream_of_responses_to_a_replayed_step_is_asked_for_again_too(make: Make) -> None:
+    class Refusing(FakeGateway):
+        async def ModelStreamInfer(self, requests: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
+            if len(self.requests) == 3:
+                async for message in super().ModelStreamInfer(requests, context):
+                    yield message
+                return
+            self.requests += [request async for request in requests]
+            message = pb.ModelStreamInferResponse(error_message="no executor serves model 'sum' at the moment")
+            message.infer_response.parameters["code"].string_param = "UNAVAILABLE"
+            yield message
+
+    caller = await make(gateway := Refusing(answering))
+    with caller.client.replaying(lambda _sequence, _epoch: True):
+        stream = await asyncio.to_thread(caller.client.stream, REPLAYED)
+        said = [await asyncio.to_thread(lambda: stream.read().result()) for _ in range(4)]
+
+    assert (4, ["", "", "", None]) == (len(gateway.requests), [one and one.error_code for one in said])
 
 
 async def test_a_deadline_answers_and_is_passed_on(make: Make) -> None:

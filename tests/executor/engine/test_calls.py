@@ -143,7 +143,9 @@ class TritonPythonModel:
 """
 
 
-def row(id: int | str, *, step: int = 1, arrived_ns: int = 5, passes: int = 0, **more: Any) -> Row:
+def row(
+    id: int | str, *, step: int = 1, arrived_ns: int = 5, passes: int = 0, replayed_in: int = 0, **more: Any
+) -> Row:
     """A row of a sequence. more: fields of its message"""
     message = InferMessage("caller", "1", "", id, (), arrived_ns=arrived_ns, **more)
     name = sequence_id("caller", "", id)
@@ -151,7 +153,7 @@ def row(id: int | str, *, step: int = 1, arrived_ns: int = 5, passes: int = 0, *
         {"x": wire("x", [[1, 2]])},
         slot=int(id) % 8,
         correlation_id=id,
-        origin=Origin.of(message, name, step, passes),
+        origin=Origin.of(message, name, step, passes, replayed_in),
     )
 
 
@@ -229,6 +231,21 @@ def test_a_step_that_runs_again_makes_the_same_calls(workshop: Workshop, door: D
     assert 3 == len(set(alone))
     assert alone == door.names[3:]
     assert set(alone).isdisjoint(door.names[:3])
+
+
+def test_a_replayed_step_makes_the_same_calls_and_waits_for_them_without_a_deadline(
+    workshop: Workshop, door: Door
+) -> None:
+    """Its caller has its answer, or gave up long ago."""
+    workshop.python("caller", model("call(correlation_id=3).exec()"))
+    engine = workshop.load(config())
+
+    run(engine, row(1, deadline_ms=11))
+    run(engine, row(1, deadline_ms=11, replayed_in=7))
+
+    first, again = door.calls
+    assert (first.name, None, 11) == (again.name, first.replayed, first.deadline_ms)
+    assert ((sequence_id("caller", "", 1), 7), 0) == (again.replayed, again.deadline_ms)
 
 
 @pytest.mark.parametrize(

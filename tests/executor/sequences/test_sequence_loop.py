@@ -491,6 +491,19 @@ class TestOwnership:
             assert (4, StepOutcome.LOST) == (answered.step, answered.outcome)
             assert ["2-0", "3-0", "4-0"] == answered.entries
 
+    async def test_calls_of_a_replayed_step_know_it_by_its_owners_epoch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(HeldEngine, "makes_calls", True, raising=False)
+        async with stage(config(Oldest(4))) as on:
+            for number in (2, 3):
+                on.step(number)
+            (owned,) = on.fetched()
+            on.restore(owned, checkpoint(checkpointed=1, committed=2))
+            on.engines[0].let_go(2)
+            await until(lambda: on.commits.outcome(3) is not None)
+
+            origins = [batch[0].origin for batch in on.engines[0].batches]
+            assert [1, 0] == [origin and origin.replayed_in for origin in origins]
+
     @pytest.mark.parametrize("mark", ["old", "new", ""])
     async def test_a_state_of_another_load_is_not_taken_nor_made_anew_from_its_start(self, mark: str) -> None:
         async with stage(config(Oldest(4))) as on:
