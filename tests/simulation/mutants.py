@@ -320,6 +320,55 @@ MUTANTS = (
         scripts_only=True,
     ),
     Mutant(
+        "finished by another",
+        "an executor gives the last answer to a request that another one runs",
+        (Edit("work_finish", r"holders\[i\] == ARGV\[1\]", "holders[i]"),),
+        scripts_only=True,
+    ),
+    Mutant(
+        "lost too often",
+        "a request goes back to its queue however many executors were lost with it",
+        (Edit("work_requeue", r"if meta.lost >= lost_max then", "if false then"),),
+        scripts_only=True,
+    ),
+    Mutant(
+        "order of ends",
+        "answers leave in the order in which they are computed, although it was to be that of arrival",
+        (Edit("work_finish", r"if ordered and redis.call\('ZSCORE', keys.order, id\) then", "if false then"),),
+        scripts_only=True,
+    ),
+    Mutant(
+        "held back for nobody",
+        "answers go on waiting for a request that was given up",
+        (Edit("work", r"if meta.ordered then send_ordered\(keys\) end"),),
+        scripts_only=True,
+    ),
+    Mutant(
+        "held back, and unknown",
+        "a request that is sent again while its answer is held back is run again",
+        (Edit("work_enqueue", r" or ordered and redis.call\('HEXISTS', keys.early, id\) == 1"),),
+        scripts_only=True,
+    ),
+    Mutant(
+        "level",
+        "a level of a queue takes one request more than it may",
+        (Edit("work_enqueue", r"in_level\(level, 0\) >= own", "in_level(level, 0) > own"),),
+        scripts_only=True,
+    ),
+    Mutant(
+        "first answer for ever",
+        "the cache keeps the answer that was stored first under a name",
+        (
+            Edit(
+                "cache",
+                r"redis.call\('HSET', cache.entries, name, reply\)",
+                "redis.call('HSETNX', cache.entries, name, reply)",
+            ),
+            Edit("cache", r"redis.call\('HDEL', cache.entries, name\)\n", "\n"),
+        ),
+        scripts_only=True,
+    ),
+    Mutant(
         "stale state",
         "a new owner goes on from an older state than the last one",
         (Edit("commit", r"if from > to then return end", "if from > to or name % 2 == 0 then return end"),),

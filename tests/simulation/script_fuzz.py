@@ -56,8 +56,6 @@ MOVES = 120
 EXECUTORS = 2
 GRACE_MS = 300
 ROUNDS_MAX = 200
-WORK_MOVES = 16
-"""Of all that is done, in runs with decoupled models."""
 GATEWAYS = (GatewayId("g1"), GatewayId("g2"))
 TENANTS = ("", "acme", "blue")
 """Whose the steps are, in turn. A sequence is that of its first step."""
@@ -129,7 +127,7 @@ class Fuzz:
         self.older: list[Leader] = []
         self.drawn, self.next_draw = 0, (0, 0)
         self.leases = Leases(self.bench)
-        self.work = WorkFuzz(self.bench)
+        self.work = WorkFuzz(self.bench, seed)
 
     def play(self, moves: int) -> None:
         """The run."""
@@ -145,7 +143,7 @@ class Fuzz:
             + [self.older_leader_moves]
             + [self.time_passes] * 2
             + [self.next_leader, self.leases.move]
-            + [self.work.move] * (WORK_MOVES * self.bench.decoupled)
+            + [self.work.move] * self.work.moves
         )
         for _ in range(moves):
             self.bench.now_us += self.chance.randint(0, 5_000)
