@@ -174,8 +174,7 @@ def _inputs(document: Json, binary: memoryview, model: str, regions: Regions, re
         if name in names:
             raise named_twice(name, request_id)
         names.add(name)
-        if "shared_memory_region" in parameters:
-            part = _part_of(parameters, regions)
+        if (part := _part_of(parameters, regions)) is not None:
             tensors.append(Tensor(name, datatype, shape, regions.read(part, taken=in_regions)))
             in_regions += part.byte_size
             continue
@@ -305,8 +304,8 @@ def _outputs(document: Json, regions: Regions) -> tuple[tuple[str, ...], dict[st
         # As in Triton, the request's default does not apply to an output that is listed.
         form = OutputForm(
             classes=unsigned_of(parameters.get("classification", 0), "classification", verb="set"),
-            binary=bool_of(parameters.get("binary_data", False), "binary_data"),
             part=_output_part(parameters, regions),
+            binary=bool_of(parameters.get("binary_data", False), "binary_data"),
         )
         listed.setdefault(name, form)
     return tuple(listed), listed
@@ -314,21 +313,23 @@ def _outputs(document: Json, regions: Regions) -> tuple[tuple[str, ...], dict[st
 
 def _output_part(parameters: Json, regions: Regions) -> RegionPart | None:
     """Where in shared memory an output is to be written; None: nowhere."""
-    if "shared_memory_region" not in parameters:
-        return None
-    if "classification" in parameters:
-        raise RequestError("Output can't set both 'shared_memory_region' and 'classification'")
-    if bool_of(parameters.get("binary_data", False), "binary_data", verb="set"):
-        raise RequestError("Output can't set both 'shared_memory_region' and 'binary_data'")
+    if "shared_memory_region" in parameters:
+        if "classification" in parameters:
+            raise RequestError("Output can't set both 'shared_memory_region' and 'classification'")
+        if bool_of(parameters.get("binary_data", False), "binary_data", verb="set"):
+            raise RequestError("Output can't set both 'shared_memory_region' and 'binary_data'")
     return _part_of(parameters, regions)
 
 
-def _part_of(parameters: Json, regions: Regions) -> RegionPart:
-    """The part of a region that the parameters of an input or output name."""
-    region = text_member(parameters, "shared_memory_region")
+def _part_of(parameters: Json, regions: Regions) -> RegionPart | None:
+    """The part of a region that the parameters of an input or output name; None: they name no region. Offset and size
+    are unsigned also without one, as in Triton.
+    """
+    is_named = "shared_memory_region" in parameters
+    region = text_member(parameters, "shared_memory_region") if is_named else ""
     offset = unsigned_of(parameters.get("shared_memory_offset", 0), "shared_memory_offset")
     byte_size = unsigned_of(parameters.get("shared_memory_byte_size", 0), "shared_memory_byte_size")
-    return regions.part(region, offset, byte_size)
+    return regions.part(region, offset, byte_size) if is_named else None
 
 
 # -- request parameters ---------------------------------------------------------------------------------------------
