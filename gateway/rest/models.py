@@ -101,7 +101,9 @@ class Models:
     @described((200, NOTHING), errors=(*OF_BODY, *OF_MODEL), body=json_content(UNLOAD), optional_body=True)
     async def unload(self, scope: Scope, receive: Receive, send: Send) -> None:
         """POST .../unload: unloads a model on every executor. The dependents of an ensemble are its steps' models."""
-        parameters = parameters_of(await read_object(scope, receive, self._bounds, optional=True))
+        document = await read_object(scope, receive, self._bounds, optional=True)
+        # Triton takes null for no parameters here, other than in a load.
+        parameters = {} if document.get("parameters") is None else parameters_of(document)
         dependents = bool_of(parameters.get("unload_dependents", False), "unload_dependents")
         await self._repository.unload(scope["path_params"]["model"], dependents=dependents)
         await send_bytes(send, 200, b"")

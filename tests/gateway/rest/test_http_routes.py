@@ -313,8 +313,11 @@ async def test_unload_that_leaves_a_version_in_service_says_which(
     await obeying
 
 
-async def test_unload_of_something_unknown_succeeds(session: aiohttp.ClientSession, executor: FakeExecutor):
-    async with session.post("/v2/repository/models/never_loaded/unload") as response:
+@pytest.mark.parametrize("document", [None, {"parameters": None}], ids=["no body", "null parameters"])
+async def test_unload_of_something_unknown_succeeds(
+    session: aiohttp.ClientSession, executor: FakeExecutor, document: Any
+):
+    async with session.post("/v2/repository/models/never_loaded/unload", json=document) as response:
         assert response.status == 200
 
     assert not await executor.commands.exists(executor.keys.control)
