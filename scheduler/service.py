@@ -353,7 +353,7 @@ class Scheduler:
                     logs.warning("leadership lost", model=model, term=term, cause=error)
                     self._leadership.fenced(model, term, error)
                     return
-                logs.error("leader failed", error, model=model, term=term)
+                logs.error("leader failed", model=model, term=term, cause=error)
             except ClockSetBackError as error:
                 logs.warning("clock of redis set back, rebuilding", model=model, term=term, cause=error)
             except (IllegalMoveError, BrokenInvariantError) as error:

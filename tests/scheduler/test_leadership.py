@@ -592,6 +592,33 @@ async def test_leaders_that_lose_redis_together_are_one_line_of_the_log(
     assert f"2: other, {MODEL}: gone" == lost()[0]
 
 
+async def test_a_right_that_is_withdrawn_is_told_without_a_traceback_and_what_waits_is_kept(
+    private_server: EmbeddedRedis, caplog: pytest.LogCaptureFixture
+) -> None:
+    stage = Stage(private_server.url, "rights")
+    await stage.publish()
+    async with stage.scheduler() as scheduler:
+
+        async def leads() -> bool:
+            return bool(scheduler.leaders)
+
+        async def is_told() -> bool:
+            return any(record.getMessage() == "leader failed" for record in caplog.records)
+
+        await stage.until(leads)
+        await stage.submit(1, start=True)
+        await stage.commands.acl_setuser("default", enabled=True, categories=["+@all"], commands=["-incr"])
+        await stage.join("e1")
+        await stage.until(is_told)
+        await stage.commands.acl_setuser("default", enabled=True, categories=["+@all"])
+        await stage.live(1)
+    await stage.close()
+
+    told = next(record for record in caplog.records if record.getMessage() == "leader failed")
+    assert told.exc_info is None
+    assert "incr" in str(vars(told)["fields"]["cause"])
+
+
 async def test_redis_without_memory_finishes_what_was_accepted(private_server: EmbeddedRedis) -> None:
     """Only what is new is refused: the rest gets its slots, is answered, ends and expires, also under a leader that has
     begun meanwhile. Otherwise nothing would ever make room."""

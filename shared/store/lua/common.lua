@@ -222,7 +222,6 @@ end
 local function unreadable_reply()
   return cmsgpack.pack({ '', {}, 'INTERNAL', 'the request cannot be read where the mesh stored it: it was not run' })
 end
-local UNREADABLE_TOMBSTONE_MS = 600000
 local TOMBSTONES = { e = true, x = true, f = true, o = true, c = true }
 local STATES = { w = true, l = true, m = true, p = true, e = true, x = true, f = true, o = true, c = true }
 
@@ -428,11 +427,24 @@ local function lose(record, cause)
   end
   redis.call('HINCRBY', BASE .. 'line:' .. model, 'over_o:' .. (got[4] or ''), 1)
   redis.call('HSET', record, 'st', 'o', 'cl', 1, 'nx', 0, 'cm', 0, 'sn', 1, 'vr', '')
-  redis.call('PEXPIRE', record, UNREADABLE_TOMBSTONE_MS)
+  redis.call('PEXPIRE', record, 10 * 60 * 1000)
   -- The record's own epoch may be unreadable; the newest of the shard tells the scheduler that every epoch so far is
   -- over.
   redis.call('XADD', BASE .. 'feed:' .. model, '*', 'q', sid, 'e', number(redis.call('GET', BASE .. 'epoch')), 'k', 'u')
   return told
+end
+
+-- The text of a caught error, if it is a fault in what is stored: a Lua error (it begins with its place), or one of
+-- Redis about a value. Every other error (no memory, a replica, a right that was withdrawn) is raised again.
+local function fault_of(failure)
+  -- `pcall` of a library gives an error of Redis as its text.
+  if type(failure) ~= 'string' then error(failure) end
+  local code = string.match(failure, '^(%u+) ')
+  -- How Redis 7.0, and newer ones, begin where the user may not run a command of a script, or not with that key.
+  local is_not_permitted = string.find(failure, '^ERR The user executing the script')
+    or string.find(failure, '^ERR ACL failure in script')
+  if is_not_permitted or code and code ~= 'ERR' and code ~= 'WRONGTYPE' then error({ err = failure }) end
+  return failure
 end
 
 -- Calls `act` for one sequence. If it fails because of what is stored, the sequence is ended as lost. Returns true and
@@ -440,11 +452,7 @@ end
 local function for_one(record, act, ...)
   local done, result = pcall(act, ...)
   if done then return true, result end
-  local cause = type(result) == 'table' and result.err or result
-  -- A fault in a record shows as a Lua error (a string) or as Redis' general error ERR. Every other error (no memory, a
-  -- replica) is no fault of the record, and is raised again.
-  if type(cause) ~= 'string' or type(result) == 'table' and string.sub(cause, 1, 4) ~= 'ERR ' then error(result) end
-  return false, lose(record, cause)
+  return false, lose(record, fault_of(result))
 end
 
 -- Calls `act` for each sequence of a call with its keys, its id and its own arguments, as `for_one`. Returns the results.

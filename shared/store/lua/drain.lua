@@ -42,7 +42,7 @@ local left = 0
 local last, looked_at = each_entry(KEYS[1], ARGV[2], tonumber(ARGV[3]), function(entry)
   -- An entry that cannot be read belongs to no sequence, and is removed.
   local is_read, is_kept = pcall(stays, entry)
-  if not is_read then count_unreadable(KEYS[1], 'an entry that cannot be read') end
+  if not is_read then count_unreadable(KEYS[1], fault_of(is_kept)) end
   if is_read and is_kept then
     left = left + 1
   else

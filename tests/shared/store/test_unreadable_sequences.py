@@ -7,12 +7,15 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from redis.exceptions import ResponseError
 
 from shared.contract.errors import Code, Reason
 from shared.contract.ids import Epoch, ExecutorId, GatewayId, SequenceId, StepNumber, entry_key
 from shared.contract.messages import InboxExpired, InboxStep, ReplyMessage, StepFlag, decode_reply, encode
 from shared.contract.record import LOST
 from shared.statistics.tally import ModelLoad, packed
+from shared.store.connections.redis_client import connect
+from shared.store.keyspace import Keyspace
 from shared.store.reading import read_counts
 from shared.store.script_values import (
     CommitCode,
@@ -27,6 +30,7 @@ from shared.store.script_values import (
     VacateCode,
 )
 from shared.store.waiting_line import read_lines
+from tests.embedded_redis import EmbeddedRedis
 from tests.scripted_mesh import GATEWAY, ScriptedMesh
 
 ALICE, BOB = ExecutorId("alice"), ExecutorId("bob")
@@ -647,3 +651,48 @@ async def test_a_sequence_whose_next_step_is_nowhere_is_lost(mesh: ScriptedMesh,
     assert (Code.INVALID_ARG, Reason.LOST) == (told.error_code, told.reason)
     assert steps[1].token not in await answers(mesh)
     assert [0, 1] == await swept(mesh), "and again"
+
+
+@pytest.mark.parametrize("right", ["hmget", "hset"])
+async def test_a_right_that_is_withdrawn_loses_no_sequence(
+    private_server: EmbeddedRedis, server: Any, right: str
+) -> None:
+    """An operator may take rights from the user of the mesh while it runs. No record is at fault then."""
+    async with connect(private_server.url) as redis:
+        mesh = ScriptedMesh(redis, Keyspace("p", 1), "sum")
+        await mesh.open()
+        epochs = await both_live(mesh)
+        steps = [mesh.submission(VICTIM, ONE), mesh.submission(OTHER, ONE)]
+        await submitted(mesh, *steps)
+        finished = [done(mesh, step, 2, epochs[n]) for n, step in enumerate(steps, 1)]
+
+        server.acl_setuser("default", enabled=True, categories=["+@all"], commands=[f"-{right}"])
+        with pytest.raises(ResponseError):
+            await committed(mesh, *finished)
+        server.acl_setuser("default", enabled=True, categories=["+@all"])
+
+        assert CommitCode.REFUSED not in await committed(mesh, *finished)
+        assert {step.token: ANSWER for step in steps}.items() <= (await answers(mesh)).items()
+        assert not await read_counts(redis, mesh.keys)
+
+
+@pytest.mark.parametrize("right", ["hmget", "xadd"])
+async def test_a_right_that_is_withdrawn_loses_no_step_of_a_takeover(
+    private_server: EmbeddedRedis, server: Any, right: str
+) -> None:
+    async with connect(private_server.url) as redis:
+        mesh = ScriptedMesh(redis, Keyspace("p", 1), "sum")
+        await mesh.open()
+        await both_live(mesh)
+        step = mesh.submission(VICTIM, ONE)
+        await submitted(mesh, step)
+        await mesh.reclaim(ALICE, lost=True)
+
+        server.acl_setuser("default", enabled=True, categories=["+@all"], commands=[f"-{right}"])
+        with pytest.raises(ResponseError):
+            await mesh.scripts.drain_whole(ALICE, shard=mesh.keys.shards[0])
+        server.acl_setuser("default", enabled=True, categories=["+@all"])
+        await mesh.scripts.drain_whole(ALICE, shard=mesh.keys.shards[0])
+
+        assert 1 == await mesh.redis.xlen(mesh.keys.sequence(step.sequence).parked)
+        assert not await read_counts(redis, mesh.keys)
