@@ -401,6 +401,7 @@ class Serving:
             del self._withdrawals[place]
             await self._end(model, self._loops.pop(place))
             del self._models[place]
+            self._older.pop(place, None)
             if isinstance(model, WorkModel):
                 self._unloaded[place] = model.serves.statistics.load, time.monotonic()
             # Else those that cannot be paged would wait for a slot, be refused there, and be forgotten: their clients

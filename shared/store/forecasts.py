@@ -39,7 +39,8 @@ class Forecasts:
         question = None
         if now - self._asked.get(model, -ASK_AGAIN_S) >= ASK_AGAIN_S:
             question = await uttered(self._redis, self._keys, sequence, WishEntry("i", {}))
-            self._asked[model] = now
+            # Only of the models whose question still counts: names come and go.
+            self._asked = {one: at for one, at in self._asked.items() if now - at < ASK_AGAIN_S} | {model: now}
         forecast = None
         try:
             forecast = await self._read(model)

@@ -949,6 +949,29 @@ async def test_an_idle_sequence_that_cannot_be_paged_is_lost_with_the_last_execu
     assert (SubmitCode.DELIVERED if other == "serves" else SubmitCode.LOST) is next_step.code
 
 
+async def test_nothing_is_kept_of_models_that_come_and_go(
+    mesh: ScriptedMesh, executor: Life, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "LINGER_S", 0)
+    async with executor("a") as a:
+
+        def kept() -> dict[str, set[object]]:
+            known = vars(a.registration.serving).items()
+            return {name: set(cast("dict[object, object]", one)) for name, one in known if isinstance(one, dict)}
+
+        before = kept()
+        for name in ("comes", "goes"):
+            shutil.copytree(models / "sum", models / name)
+            a.repository.load(name)
+            await a.registration.announce(Applied("1-0"))
+            a.repository.unload(name)
+            await a.registration.announce(Applied("1-0"))
+            await a.changed.wait()
+            a.changed.clear()
+
+        assert before == kept()
+
+
 async def test_a_finalize_that_takes_long_holds_up_no_other_model(
     mesh: ScriptedMesh, executor: Life, models: Path, gate: Gate
 ) -> None:

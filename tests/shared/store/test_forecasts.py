@@ -50,6 +50,19 @@ async def test_a_leader_is_asked_again_after_a_while_or_when_none_has_answered(
     assert 4 == len(asked)
 
 
+async def test_models_that_were_asked_about_long_ago_are_forgotten(
+    redis: Any, key_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forecasts, "ASK_AGAIN_S", 0)
+    keys = Keyspace(key_prefix)
+    foretold = Forecasts(redis, keys)
+    for number in range(20):
+        await redis.set(keys.forecast(f"m{number}"), encode_forecast(()), ex=60)
+        assert await foretold.of(sequence_id(f"m{number}", "", 1)) is not None
+
+    assert {"m19"} == foretold._asked.keys()
+
+
 async def test_who_leaves_before_a_leader_has_answered_leaves_no_question(redis: Any, key_prefix: str) -> None:
     keys, sequence = Keyspace(key_prefix), sequence_id("sum", "", 1)
     foretold = Forecasts(redis, keys)
