@@ -167,8 +167,18 @@ class ModelRepository:
             raise LoadError(message, Code.INTERNAL) from error
         finally:
             self.loading.pop(name, None)
+            if files:
+                self._forget_stranger(name)
             if closed := fill_standard_streams():
                 logs.warning("model closed standard streams, they lead nowhere now", model=name, descriptors=closed)
+
+    def _forget_stranger(self, name: str) -> None:
+        """Forgets that a load failed of a model that no repository has and that was never served: its files came with
+        the request, whose caller is told. As in Triton, the index does not name it. Else callers' names would gather.
+        """
+        known = {*self.loaded, *self.unloaded, *self.listed(readable_alone=True)}
+        if name not in known:
+            self.failures.pop(name, None)
 
     def note_load(self, name: str) -> None:
         """Notes that a model is being loaded, since now or since an earlier note."""

@@ -445,8 +445,21 @@ async def test_what_no_file_can_be_called_fails_the_load_and_nothing_else(
         repository.load(name, config, {"1/model.py": CODE.encode()})
 
     assert raised.value.code is Code.INTERNAL
-    assert "embedded null" in repository.failures[name].reason
-    assert {} == repository.loading
+    assert {} == repository.loading == repository.failures
+
+
+async def test_a_failed_load_of_files_is_remembered_of_models_that_are_there_alone(repository: ModelRepository) -> None:
+    config = repository.load("running_sum").record.config_json
+    bad = {"1/model.py": BROKEN.encode()}
+    brought = config.replace('"running_sum"', '"brought"')
+    repository.load("brought", brought, {"1/model.py": CODE.encode()})
+
+    for name, override in (("running_sum", config), ("brought", brought), ("stranger", "{}"), ("other", "{")):
+        with pytest.raises(LoadError):
+            repository.load(name, override, bad)
+
+    assert {"running_sum", "brought"} == repository.failures.keys()
+    assert {"running_sum", "brought"} == {line.model for line in repository.index(repository.listed())}
 
 
 async def test_a_model_that_changes_the_working_directory_takes_no_relative_repository_away(
