@@ -60,7 +60,8 @@ def _remedy(what: str) -> str:
 
 
 def parse_json(text: str, source: str = "model configuration JSON") -> ConfigMessage:
-    """A configuration in Triton's JSON: names of enum values in any case, unknown fields and repeated keys refused.
+    """A configuration in Triton's JSON: names of enum values in any case, unknown fields and repeated keys refused. An
+    element without brackets is a list of one.
 
     Bare keys, single quotes and trailing commas are read as well (`shared.configuration.lenient_json`).
 
@@ -73,8 +74,8 @@ def parse_json(text: str, source: str = "model configuration JSON") -> ConfigMes
             raise ConfigError(f"failed to parse {source}: expected a JSON object")
         # Half a surrogate pair is no text: protobuf, asked for a field of that name, raises SystemError.
         json.dumps(fields, ensure_ascii=False).encode()
-        upper = _with_upper_enums(cast("dict[str, Any]", fields), CONFIG_DESCRIPTOR)
-        return json_format.ParseDict(upper, new_config(), descriptor_pool=POOL)
+        strict = _as_python_reads(cast("dict[str, Any]", fields), CONFIG_DESCRIPTOR)
+        return json_format.ParseDict(strict, new_config(), descriptor_pool=POOL)
     except (ArithmeticError, ValueError, TypeError, RecursionError, json_format.ParseError) as error:
         # Beside its own ParseError, json_format lets these through for values of odd types and sizes.
         raise ConfigError(f"failed to parse {source}: {error}") from error
@@ -100,21 +101,30 @@ def _without_repeats(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     return fields
 
 
-def _with_upper_enums(fields: dict[str, Any], descriptor: Descriptor) -> dict[str, Any]:
-    """The same JSON with names of enum values in upper case, as all of this schema's are."""
+def _as_python_reads(fields: dict[str, Any], descriptor: Descriptor) -> dict[str, Any]:
+    """The same JSON as protobuf's Python parser takes it, which is stricter than its C++ parser: names of enum values
+    in upper case, as all of this schema's are, and lists in brackets.
+    """
     known = {name: field for field in descriptor.fields for name in (field.name, field.json_name)}
-    return {key: _value_with_upper_enums(value, known[key]) if key in known else value for key, value in fields.items()}
+    return {key: _member(value, known[key]) if key in known else value for key, value in fields.items()}
 
 
-def _value_with_upper_enums(value: Any, field: FieldDescriptor) -> Any:
-    if isinstance(value, list):
-        return [_value_with_upper_enums(element, field) for element in cast("list[Any]", value)]
+def _member(value: Any, field: FieldDescriptor) -> Any:
+    message = field.message_type
+    if message is not None and message.GetOptions().map_entry:
+        if not isinstance(value, dict):
+            return value
+        entry = message.fields_by_name["value"]
+        return {key: _member(one, entry) for key, one in cast("dict[str, Any]", value).items()}
+    if not field.is_repeated or value is None:
+        return _element(value, field)
+    elements = cast("list[Any]", value) if isinstance(value, list) else [value]
+    return [_element(element, field) for element in elements]
+
+
+def _element(value: Any, field: FieldDescriptor) -> Any:
     if field.enum_type is not None:
         return value.upper() if isinstance(value, str) else value
     if field.message_type is None or not isinstance(value, dict):
         return value
-    members = cast("dict[str, Any]", value)
-    if field.message_type.GetOptions().map_entry:
-        entry = field.message_type.fields_by_name["value"]
-        return {key: _value_with_upper_enums(member, entry) for key, member in members.items()}
-    return _with_upper_enums(members, field.message_type)
+    return _as_python_reads(cast("dict[str, Any]", value), field.message_type)

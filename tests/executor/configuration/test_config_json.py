@@ -145,10 +145,11 @@ def test_load_request_may_bring_its_own_configuration(load_text: LoadText) -> No
         """{'max_batch_size': 3, 'input': [{'name': 'O', 'data_type': 'TYPE_FP32', 'dims': [5]}]}""",
         '{"max_batch_size": 3, "input": [{"name": "O", "data_type": "TYPE_FP32", "dims": [5,],},],}',
         """ {max_batch_size:3,\n'input':[{name:"O",data_type:'TYPE_FP32',dims:['5',],}],}\n""",
+        '{"max_batch_size": 3, "input": {"name": "O", "data_type": "type_fp32", "dims": 5}}',
     ],
 )
 def test_an_override_may_be_written_as_loosely_as_triton_reads_it(text: str) -> None:
-    """Bare keys, single quotes, trailing commas: protobuf's C++ parser takes them."""
+    """Bare keys, single quotes, trailing commas, lists of one without brackets: protobuf's C++ parser takes them."""
     config = parse_json(text)
 
     assert (3, "O", [5]) == (config.max_batch_size, config.input[0].name, list(config.input[0].dims))
@@ -197,7 +198,7 @@ def test_what_triton_does_not_read_either_is_refused(text: str) -> None:
         ('{"max_batch_size": 1, "max_batch_size": 2}', "repeated key max_batch_size"),
         ('{"max_batch_size": "many"}', "max_batch_size"),
         ('{"max_batch_size": 4294967296}', "max_batch_size"),
-        ('{"input": {"name": "x"}}', "input"),
+        ('{"input": {"colour": 1}}', "colour"),
         ('{"input": [null]}', "input"),
         ('{"input": 3}', "input"),
         ('{"parameters": []}', "parameters"),
