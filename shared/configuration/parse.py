@@ -123,6 +123,9 @@ def _member(value: Any, field: FieldDescriptor) -> Any:
 
 
 def _element(value: Any, field: FieldDescriptor) -> Any:
+    if isinstance(value, list):
+        # Python's parser takes an empty one for a message.
+        raise TypeError(f"'{field.name}' has a list where one value is expected")
     if field.enum_type is not None:
         return value.upper() if isinstance(value, str) else value
     if field.message_type is None or not isinstance(value, dict):

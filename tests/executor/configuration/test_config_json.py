@@ -201,6 +201,8 @@ def test_what_triton_does_not_read_either_is_refused(text: str) -> None:
         ('{"input": {"colour": 1}}', "colour"),
         ('{"input": [null]}', "input"),
         ('{"input": 3}', "input"),
+        ('{"dynamic_batching": []}', "'dynamic_batching' has a list where one value is expected"),
+        ('{"input": [{"dims": [[1]]}]}', "'dims' has a list where one value is expected"),
         ('{"parameters": []}', "parameters"),
         ('{"parameters": {"a": 3}}', "parameters"),
         ('{"instance_group": [{"kind": "KIND_TOASTER"}]}', "KIND_TOASTER"),
