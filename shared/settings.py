@@ -42,6 +42,8 @@ FILE_SUFFIX = "_FILE"
 variable itself wins.
 """
 LIST_SEPARATOR = ","
+NAME_BYTES_MAX = 128
+"""Of a process: it is a part of its line in `shared.store.company`, and of its id in keys and entries."""
 BYTE_UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
@@ -164,7 +166,11 @@ class MeshSettings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommonSettings(MeshSettings):
     name: str = setting(
-        "", help="Name of this process in logs, metrics and ids; by default the service's and the host's.", group="Mesh"
+        "",
+        help="Name of this process in logs, metrics and ids; by default the service's and the host's. It has "
+        f"{NAME_BYTES_MAX} bytes at most, all of them printable.",
+        group="Mesh",
+        unit="process",
     )
 
     def name_of(self, service: str) -> str:
@@ -317,6 +323,17 @@ class KeyPrefix(click.ParamType[str]):
         return value
 
 
+class ProcessName(click.ParamType[str]):
+    """A name that fits into what a process tells of itself: others would leave out, and forget, what is longer."""
+
+    name = "process"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if not value.isprintable() or len(value.encode()) > NAME_BYTES_MAX:
+            self.fail(f"a name has {NAME_BYTES_MAX} bytes at most, all of them printable", param, ctx)
+        return value
+
+
 def settings_fields(settings_type: type[SettingsClass]) -> dict[str, Meaning]:
     """A settings class's fields in the order of their declaration, each with its meaning. One that names no group has
     that of the field before it; the first ones are of the service.
@@ -408,7 +425,7 @@ def parameter_type(kind: Any, meaning: Meaning) -> click.ParamType[Any]:
     if kind is Path:
         return NamedPath(path_type=Path)
     if kind is str:
-        return {"url": RedisUrl(), "prefix": KeyPrefix()}.get(meaning.unit, click.STRING)
+        return {"url": RedisUrl(), "prefix": KeyPrefix(), "process": ProcessName()}.get(meaning.unit, click.STRING)
     raise TypeError(f"no command line form for a setting of type {kind!r}")
 
 

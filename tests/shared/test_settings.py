@@ -187,6 +187,13 @@ def test_a_key_prefix_with_a_brace_is_refused(capsys: pytest.CaptureFixture[str]
     assert "has a brace" in refusal(capsys, "--key-prefix", prefix)
 
 
+@pytest.mark.parametrize("name", ["x" * 129, "ü" * 65, "two\nlines"])
+def test_a_name_that_other_processes_could_not_read_is_refused(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    """They would take the service for gone, and `seqmesh reshard` would begin beside it."""
+    assert "a name has 128 bytes at most" in refusal(capsys, "--name", name)
+    assert "x" * 128 == parsed("--name", "x" * 128).name
+
+
 def test_an_empty_path_is_not_the_working_directory(capsys: pytest.CaptureFixture[str]) -> None:
     assert "the path is empty" in refusal(capsys, "--models", "")
     with pytest.raises(SystemExit):
