@@ -28,7 +28,7 @@ from deploy.local.settings import UpSettings
 from deploy.local.terminal import styled
 from deploy.operate import diagnoses
 from deploy.operate.diagnoses import Diagnosis, ServerFacts, Severity
-from deploy.operate.operating import NotServingError, OperatedMesh, connected, found_mesh, located
+from deploy.operate.operating import NotServingError, OperatedMesh, RedisRefusesError, connected, found_mesh, located
 from deploy.operate.settings import OperatorSettings, escaped, operator_command
 from shared.settings import parse_settings
 from shared.store.commands import Redis
@@ -40,6 +40,7 @@ from shared.store.waiting_line import read_lines, read_live
 
 PINGS = 9
 NOT_SERVING_REMEDY = "LOADING: wait until it has read its file; BUSY: redis-cli SCRIPT KILL; else look into its log"
+REFUSED_REMEDY = "correct the URL's user and password, or give that user its rights: docs/guides/redis.md"
 DOWN = b"cluster_state:fail"
 """What CLUSTER INFO of a node says that refuses commands."""
 COLOURS = {Severity.OK: "green", Severity.WARN: "yellow", Severity.FAIL: "red"}
@@ -111,6 +112,8 @@ async def of_mesh(settings: OperatorSettings) -> list[Diagnosis]:
             found += await of_gateways(read_state(settings.data_dir))
     except NotServingError as error:
         found.append(diagnoses.fail("redis", error.message, NOT_SERVING_REMEDY))
+    except RedisRefusesError as error:
+        found.append(diagnoses.fail("redis", error.message, REFUSED_REMEDY))
     except click.ClickException as error:
         remedy = (
             "start it, or give another --redis-url: docs/guides/redis.md"

@@ -35,6 +35,10 @@ class NotServingError(click.ClickException):
         return f"{self.message}: `seqmesh doctor` says more"
 
 
+class RedisRefusesError(click.ClickException):
+    """Redis refuses the user, or a command of it."""
+
+
 @dataclass(frozen=True, slots=True)
 class OperatedMesh:
     redis: Redis
@@ -108,8 +112,8 @@ async def _check_keeps_sequences(membership: Membership, model: str) -> None:
 
 @asynccontextmanager
 async def connected(url: str, *, retries: int = RETRIES, hint: str = "") -> AsyncGenerator[Redis]:
-    """A client for the block. Raises click.ClickException if Redis is lost, refuses the user, is full, or unfit, and
-    NotServingError if it says that it cannot serve now.
+    """A client for the block. Raises click.ClickException if Redis is lost or unfit, RedisRefusesError if it refuses
+    the user or is full, and NotServingError if it says that it cannot serve now.
 
     retries  see `connect`
     hint     ends the message when Redis is lost
@@ -118,7 +122,7 @@ async def connected(url: str, *, retries: int = RETRIES, hint: str = "") -> Asyn
     try:
         yield redis
     except REFUSED as error:
-        raise click.ClickException(refusal(url, error).message) from error
+        raise RedisRefusesError(refusal(url, error).message) from error
     except NOT_SERVING as error:
         raise NotServingError(f"Redis at {url_without_password(url)} does not serve now ({error})") from error
     except REDIS_LOST as error:  # an OSError is of something else in the block, such as what it prints

@@ -16,7 +16,7 @@ import click
 import msgspec
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from redis import Redis
 
 from deploy import cli
@@ -421,11 +421,17 @@ def test_a_user_that_redis_refuses_is_no_redis_that_cannot_be_reached(
         client.acl_setuser("quiet", enabled=True, passwords=["+secret"], categories=["+@connection"])
     url = f"redis://{login}127.0.0.1:{private_server.port}/0"
 
-    result = CliRunner().invoke(cli.main, ["drain", "--list"], env={"SEQMESH_REDIS_URL": url}, catch_exceptions=False)
+    def run(*command: str) -> Result:
+        return CliRunner().invoke(cli.main, command, env={"SEQMESH_REDIS_URL": url}, catch_exceptions=False)
+
+    result, diagnosed = run("drain", "--list"), run("doctor")
 
     assert 1 == result.exit_code
     assert "refuses the user of SEQMESH_REDIS_URL, or its password" in result.output
     assert told in result.output
+    assert 1 == diagnosed.exit_code
+    assert "-> correct the URL's user and password, or give that user its rights" in diagnosed.output
+    assert "start it" not in diagnosed.output
 
 
 def test_a_redis_that_is_not_there_is_told_with_the_remedy() -> None:
