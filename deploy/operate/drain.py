@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import click
 import msgspec
@@ -97,14 +97,23 @@ async def list_executors(mesh: OperatedMesh, *, as_json: bool) -> None:
 async def ask(mesh: OperatedMesh, executors: Iterable[str]) -> tuple[list[str], list[str]]:
     """Requests that executors are drained. Safe to repeat. Raises click.ClickException for one that is not there.
 
-    Returns the names under which the requests are kept, and lines about the models that nobody else serves.
+    Returns the names under which the requests are kept, and lines about what the operator may not have meant: several
+    executors of a name, models that nobody else serves.
     """
     known = await holdings(mesh)
     # Each once, also if it was given twice, or by its name and its id.
     names = list(dict.fromkeys(wish_name(who, known) for who in executors))
     for name in names:
         await mesh.membership.drain(name, time.time_ns() // 1_000_000)
-    return names, warnings_of(alone(names, known))
+    return names, [*namesakes(names, known), *warnings_of(alone(names, known))]
+
+
+def namesakes(names: Iterable[str], known: list[ExecutorHolding]) -> Iterator[str]:
+    """A line for each name that several executors have: all of them are drained."""
+    for name in names:
+        ids = [one.registration.executor for one in matching(name, known) if one.member.usable]
+        if len(ids) > 1:
+            yield f"{name}: {len(ids)} executors have this name, all are drained: {', '.join(ids)}; an id drains one"
 
 
 def warnings_of(unserved: Mapping[str, int]) -> list[str]:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from deploy.operate.drain import ListedExecutor, alone, command, lines_of, run, table, warnings_of, wish_name
+from deploy.operate.drain import ListedExecutor, alone, ask, command, lines_of, run, table, warnings_of, wish_name
 from deploy.operate.operating import ExecutorHolding, OperatedMesh, holdings
 from deploy.operate.settings import OperatorSettings
 from shared.contract.ids import ExecutorId, ShardId
@@ -76,6 +76,22 @@ def test_one_of_several_executors_of_a_name_is_drained_alone(name: str, kept_und
     known = [ExecutorHolding(Member(REGISTRATION, alive=True), {}), ExecutorHolding(Member(other, alive), {})]
 
     assert kept_under == wish_name("executor-1-ab", known)
+
+
+async def test_who_drains_a_name_that_several_executors_have_is_told_that_all_are_drained(
+    redis: Redis, key_prefix: str
+) -> None:
+    mesh = OperatedMesh(redis, keys := Keyspace(key_prefix), membership := Membership(redis, keys))
+    other = msgspec.structs.replace(REGISTRATION, executor=ExecutorId("executor-1-cd"))
+    for registration in (REGISTRATION, other):
+        await membership.register(registration, lease_ms=60_000)
+
+    by_name, told = await ask(mesh, ["executor-1"])
+    by_id, told_nothing = await ask(mesh, ["executor-1-cd"])
+
+    assert (["executor-1"], ["executor-1-cd"]) == (by_name, by_id)
+    assert "executor-1: 2 executors have this name, all are drained: executor-1-ab, executor-1-cd" in told[0]
+    assert not told_nothing
 
 
 def test_who_drains_the_last_one_hears_what_becomes_of_its_models() -> None:
