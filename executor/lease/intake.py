@@ -39,6 +39,8 @@ async def _take_in_part(part: InboxPart, serving: Serving, bytes_max: int) -> No
             if serving.queued_bytes > bytes_max:
                 await _below_bound(serving, bytes_max)
             _take_all(part, serving, read)
+            # While nothing comes it would be kept: up to READ_BYTES.
+            del read
             serving.taken()
             # The commits of batches that were run at once leave before the next read.
             await asyncio.sleep(0)

@@ -102,6 +102,8 @@ class EngineThread:
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:
             call()
+            # While the thread waits it would keep the rows of its last batch, the results, and who waited for them.
+            del call
 
     def _tell(self, future: asyncio.Future[Any], set_outcome: Callable[[Any], object], outcome: object) -> None:
         # RuntimeError: the loop is closed, so no task waits.

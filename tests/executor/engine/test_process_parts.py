@@ -12,17 +12,29 @@ import sys
 import tarfile
 import tempfile
 import threading
+import weakref
 import zipfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
 
 from executor.engine.base import Row, RowError, RowResult, Timings
-from executor.engine.python.process import messages
+from executor.engine.python.process import host, messages
 from executor.engine.python.process.environments import EXECUTORS_OWN, UNPACKED, environment_of
-from executor.engine.python.process.frames import INLINE_BYTES, KEPT_BYTES, FrameError, Frames, SharedMemory, pair
+from executor.engine.python.process.frames import (
+    INLINE_BYTES,
+    KEPT_BYTES,
+    EndedError,
+    FrameError,
+    Frames,
+    SharedMemory,
+    pair,
+)
 from executor.engine.python.process.host import Forwarding
 from executor.engine.python.process.instance_process import CannotStartError, InstanceProcess
 from executor.engine.python.process.kept import KeptByMethods, KeptForReplay, KeptStates
@@ -152,6 +164,63 @@ def test_an_instance_that_cannot_start_says_so_and_leaves_nothing(monkeypatch: p
     # The threads of tests before may close something of theirs at any time.
     assert before >= set(Path("/proc/self/fd").iterdir())
     assert ([("kill",), ("wait",)] if call == "os.pidfd_open" else []) == [one[:1] for one in process.mock_calls]
+
+
+class Said(list[None]):
+    """Something that one side says, and to which a test can refer weakly."""
+
+
+class Heard:
+    """One end: it hears something, and then nothing more."""
+
+    socket: Any = None
+
+    def __init__(self) -> None:
+        self.kept: list[weakref.ref[Said]] = []
+        self.keeps = True
+
+    def receive(self, _: object) -> Said:
+        if self.kept:
+            self.keeps = self.kept[0]() is not None
+            raise EndedError("the end")
+        said = Said()
+        self.kept.append(weakref.ref(said))
+        return said
+
+    def send(self, _: object) -> None: ...
+
+
+def nothing(*_: object) -> bytes:
+    """In the place of what takes something said; unlike a Mock, it keeps nothing."""
+    return b""
+
+
+def test_what_was_heard_is_not_kept_while_nothing_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An instance may be idle for days, and its last batch may have megabytes."""
+    calls, orders, notes = Heard(), Heard(), Heard()
+    monkeypatch.setattr(host, "_end_all", lambda: None)
+    with pytest.raises(EndedError):
+        host.serve(cast("Any", calls), Mock(calls=Mock(turn=0)))
+    with Path(os.devnull).open() as orders.socket:
+        host.Side._listen(Mock(_frames=orders, _take=nothing))
+    InstanceProcess._read_notes(Mock(_notes=notes, _calls=SimpleNamespace(note=nothing)))
+
+    assert [False, False, False] == [end.keeps for end in (calls, orders, notes)]
+
+
+def test_what_was_said_is_not_kept_while_there_is_nothing_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Queue(Heard):
+        def get(self, **_: object) -> Any:
+            with suppress(EndedError):
+                return self.receive(None)
+            return None
+
+    orders, answers = Queue(), Queue()
+    monkeypatch.setattr(messages, "encode", nothing)
+    InstanceProcess._send_orders(Mock(_orders=orders))
+    OpenRequests._work(Mock(_came=answers, _open={}, _take=nothing))
+
+    assert [False, False] == [queue.keeps for queue in (orders, answers)]
 
 
 def test_an_answer_behind_which_another_request_is_opened_is_told_as_taken() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from types import SimpleNamespace
@@ -21,7 +22,7 @@ from shared.contract.tensors import Tensor
 from shared.store.commands import Redis
 from shared.store.connections.redis_client import connect
 from shared.store.keyspace import Keyspace
-from tests.executor.patience import PATIENCE_S
+from tests.executor.patience import PATIENCE_S, until
 
 EXECUTOR = ExecutorId("a-1")
 
@@ -146,6 +147,29 @@ async def test_a_read_of_many_inboxes_is_within_the_bound_as_a_whole(
     # Of the first read nothing is known yet.
     assert all(0 < size <= 8000 for size in sizes[1:]), sizes
     await redis.unlink(*names)
+
+
+async def test_while_nothing_comes_the_last_read_is_not_kept() -> None:
+    class Taken(dict[str, Any]):
+        """As a read, but it can be referred to weakly."""
+
+    kept: list[weakref.ref[Taken]] = []
+
+    def taken() -> Taken:
+        read = Taken()
+        kept.append(weakref.ref(read))
+        return read
+
+    async def reads() -> AsyncGenerator[Taken]:
+        yield taken()
+        await asyncio.Event().wait()
+
+    inbox: Any = SimpleNamespace(parts=[SimpleNamespace(reads=reads)])
+    task = asyncio.create_task(take_in(inbox, cast("Serving", Held()), bytes_max=1))
+
+    await until(lambda: kept and kept[0]() is None, "it is gone")
+    task.cancel()
+    await asyncio.wait([task])
 
 
 async def test_beyond_the_bound_nothing_is_read_until_there_is_room(

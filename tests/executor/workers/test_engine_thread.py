@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from functools import partial
 
 import pytest
 
 from executor.workers.engine_thread import EngineThread
+from tests.executor.patience import until
 
 SOON_S = 60
 
@@ -45,6 +47,23 @@ async def test_what_a_call_raises_is_the_callers_and_the_thread_goes_on() -> Non
     with pytest.raises(ZeroDivisionError):
         await asyncio.to_thread(thread.run, lambda: divmod(1, 0) and None)
     assert 7 == await thread.start(int, "7")
+    thread.stop()
+
+
+async def test_a_thread_that_waits_keeps_nothing_of_its_last_call() -> None:
+    """A batch has its inputs, its results, and who waits for them."""
+
+    class Batch:
+        def ran(self) -> Batch:
+            return Batch()
+
+    thread = EngineThread("engine")
+    given = Batch()
+    result = await thread.start(given.ran)
+    kept = [weakref.ref(given), weakref.ref(result)]
+    del given, result
+
+    await until(lambda: all(one() is None for one in kept), "they are gone")
     thread.stop()
 
 

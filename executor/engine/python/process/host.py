@@ -84,6 +84,8 @@ def serve(frames: Frames, side: Side) -> None:
         frames.send(messages.encode(answer))
         if isinstance(call, messages.Close):
             return
+        # While the instance waits it would keep its last batch.
+        del call, answer
 
 
 def _load(call: messages.Load, side: Side) -> tuple[PythonEngine, messages.Answer]:
@@ -255,6 +257,7 @@ class Side:
                 _end_all()
                 return
             self._take(order)
+            del order  # Else an answer to a call stays while no other order comes.
 
     def _take(self, order: messages.Order) -> None:
         match order:

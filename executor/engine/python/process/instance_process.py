@@ -244,11 +244,14 @@ class InstanceProcess:
                     self._said(self, note)
                 case _:
                     self._calls.note(note)
+            # While the process says nothing more it would be kept, with its tensors.
+            del note
 
     def _send_orders(self) -> None:
         try:
             while (order := self._orders.get()) is not None:
                 self._notes.send(messages.encode(order))
+                del order  # As of a note.
         except EndedError:
             return
         except FrameError as error:

@@ -208,6 +208,8 @@ class OpenRequests:
                 one.set()
                 continue
             self._take(*one)
+            # While no other answer comes it would be kept.
+            del one
 
     def _take(self, process: InstanceProcess, answered: Answered) -> None:
         result = answered.error if answered.result is None else answered.result
