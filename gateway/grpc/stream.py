@@ -192,6 +192,8 @@ class InferStream:
             if request is None or self._closed or self._stopping:
                 return
             await self._accept(request)
+            # An idle stream would keep it, and in `_write_responses` the answer.
+            del request
 
     async def _accept(self, request: InferRequest) -> None:
         """Submits a request and queues its answer to come. Awaits nothing but the decoding of one that takes long."""
@@ -326,6 +328,7 @@ class InferStream:
                 try:
                     await write(message)
                 finally:
+                    del message
                     self._unread.took(self, request.unread)
             elif part is not None:
                 continue

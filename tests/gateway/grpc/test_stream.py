@@ -8,7 +8,9 @@ import queue
 import random
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -20,6 +22,7 @@ from tritonclient.utils import InferenceServerException
 
 from gateway.bounds.unread_answers import ENTRY_BYTES, UnreadAnswers
 from gateway.grpc import decoding
+from gateway.grpc import stream as stream_module
 from gateway.grpc.codec import RAW_OUTPUTS, OutputForms, decode_request
 from gateway.grpc.metadata import NO_METADATA
 from gateway.grpc.pb import pb
@@ -320,6 +323,46 @@ async def test_an_answer_that_comes_while_another_is_written_counts_as_any_other
 
     assert ["0", "1", "2"] == ids(call.written)
     assert unread.taken == 0
+
+
+async def test_an_idle_stream_keeps_nothing_of_its_last_request_and_answer(
+    twin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be idle for hours, and they may have megabytes: nothing counts them then."""
+
+    class Request(SimpleNamespace):
+        """As a message, but it can be referred to weakly; so can an answer."""
+
+    kept: list[weakref.ref[Request]] = []
+    numbers = iter(range(1))
+
+    async def read() -> Any:
+        if (number := next(numbers, None)) is None:
+            await asyncio.Event().wait()
+        one = Request(id=str(number), model_name="sum", message=request(number or 0))
+        kept.append(weakref.ref(one))
+        return one
+
+    async def decode(one: Any) -> tuple[InferCall, OutputForms]:
+        return decode_request(one.message), RAW_OUTPUTS
+
+    def answer(*_: object) -> Any:
+        made = Request()
+        kept.append(weakref.ref(made))
+        return made
+
+    async def write(message: bytes) -> None:
+        del message
+
+    monkeypatch.setattr(stream_module, "stream_message", answer)
+    call = CallTwin()
+    call.write = write
+    running = asyncio.create_task(stream_of(call, read, twin, decode=decode).run())
+    async with asyncio.timeout(60):
+        while len(kept) < 2 or any(one() is not None for one in kept):
+            await asyncio.sleep(0.001)
+    running.cancel()
+    await asyncio.wait([running])
 
 
 async def test_refusals_that_nobody_reads_count_as_unread(twin: Any) -> None:
