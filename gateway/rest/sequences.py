@@ -5,7 +5,9 @@ no such routes. The work is done by `shared.store.sequences`, as it is for `seqm
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
+from functools import wraps
+from typing import Any
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -36,6 +38,7 @@ from gateway.rest.reply import BINARY, send_bytes, send_json
 from shared.contract.errors import Code, NotDoneError, RequestError
 from shared.contract.ids import CorrelationId, SequenceId, correlation_id_from, sequence_id
 from shared.contract.limits import PAUSE_MS_MAX
+from shared.store.connections.redis_client import redis_needed
 from shared.store.exported import from_file, to_file
 from shared.store.script_values import EndCode
 from shared.store.sequence_status import OPEN_STATES, SORT_KEYS, SequenceStatus, Wanted
@@ -89,6 +92,20 @@ CLOSED_TO_OTHERS = (
 )
 
 
+Handler = Callable[["SequenceRoutes", Scope, Receive, Send], Coroutine[Any, Any, None]]
+
+
+def _of_redis(handler: Handler) -> Handler:
+    """A handler whose client hears that Redis is away, or refuses: nothing is wrong with the gateway then."""
+
+    @wraps(handler)
+    async def answers(self: SequenceRoutes, scope: Scope, receive: Receive, send: Send) -> None:
+        with redis_needed("sequences", "reached or refuses"):
+            await handler(self, scope, receive, send)
+
+    return answers
+
+
 class SequenceRoutes:
     """The handlers. Each answers one route.
 
@@ -105,6 +122,7 @@ class SequenceRoutes:
         self._turn = FairLock()
 
     @described(SEQUENCES_PAGE, errors=OF_MODEL, query=LIST_QUERY)
+    @_of_redis
     async def list(self, scope: Scope, receive: Receive, send: Send) -> None:
         """GET .../sequences: the open sequences of a model, or of one version."""
         model, version = self._served(scope)
@@ -128,6 +146,7 @@ class SequenceRoutes:
     @described(
         of_struct(SequenceStatus, state_bytes=ANY_OBJECT, model_state_bytes=COUNT), errors=OF_MODEL, query=ID_QUERY
     )
+    @_of_redis
     async def show(self, scope: Scope, receive: Receive, send: Send) -> None:
         """GET .../sequences/{id}: one sequence, also one that is over while its tombstone stays."""
         sequence = self._named(scope)
@@ -139,6 +158,7 @@ class SequenceRoutes:
         await send_json(send, msgspec.to_builtins(status) | msgspec.to_builtins(sizes))
 
     @described((200, json_content(ENDED)), (202, json_content(ENDED)), errors=OF_MODEL, query=ID_QUERY)
+    @_of_redis
     async def end(self, scope: Scope, receive: Receive, send: Send) -> None:
         """DELETE .../sequences/{id}: ends a sequence. Its open steps are answered; safe to repeat while it ends."""
         code = await self._sequences.end(self._named(scope))
@@ -148,6 +168,7 @@ class SequenceRoutes:
         await send_json(send, {"state": "cancelled" if is_over else "closed"}, 200 if is_over else 202)
 
     @described((200, {JSON_TYPE: of_struct(SequenceStatus), BINARY_TYPE: BYTES}), errors=OF_MODEL, query=ACTION_QUERY)
+    @_of_redis
     async def act(self, scope: Scope, receive: Receive, send: Send) -> None:
         """POST .../sequences/{id}: pauses a sequence, resumes, moves, forks or exports it, as `action` says.
 
@@ -190,6 +211,7 @@ class SequenceRoutes:
             await send_bytes(send, 200, data, (BINARY,))
 
     @described(of_struct(SequenceStatus), errors=(*OF_BODY, *OF_MODEL), query=IMPORT_QUERY, body={BINARY_TYPE: BYTES})
+    @_of_redis
     async def open_exported(self, scope: Scope, receive: Receive, send: Send) -> None:
         """POST .../sequences: opens an exported sequence of the model. It goes on with its next step."""
         model, version = self._served(scope)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import Mock
 
 import msgspec
 import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import ResponseError
 
 from gateway.bounds.byte_budget import ByteBudget
 from gateway.rest import sequences
 from gateway.rest.body import BodyBounds
 from gateway.rest.sequences import SequenceRoutes
-from shared.contract.errors import Code, NotDoneError, RequestError
+from shared.contract.errors import Code, NotDoneError, RequestError, UnavailableError
 from shared.contract.messages import ModelRecord
 from shared.contract.model_config import EnsembleStep, ModelConfig
 from shared.store.sequence_status import Wanted
@@ -127,3 +131,34 @@ async def test_a_version_is_read_as_a_number_as_where_sequences_begin() -> None:
         await routes.act(scope("a") | {"path_params": path, "query_string": b"action=fork&as=b"}, unused, unused)
     with pytest.raises(NotDoneError, match=r"^m 1$"):
         await routes.list(scope("a") | {"path_params": path, "query_string": b""}, unused, unused)
+
+
+class LostSequences:
+    """Whatever is asked of them, Redis fails."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def __getattr__(self, name: str) -> Any:
+        async def ask(*_: object) -> Any:
+            raise self._error
+
+        return ask
+
+
+@pytest.mark.parametrize("error", [RedisConnectionError("gone"), ResponseError("OOM"), OSError("reset")])
+@pytest.mark.parametrize("route", ["list", "show", "end", "act", "open_exported"])
+async def test_without_redis_every_route_says_so(route: str, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    catalog, lost = cast("Any", OneState()), cast("Any", LostSequences(error))
+    routes = SequenceRoutes(catalog, lost, BodyBounds(1 << 20, ByteBudget(1 << 20)), is_open=True)
+    monkeypatch.setattr(sequences, "from_file", Mock(return_value=SimpleNamespace(model="m", id=7)))
+    asked = scope("7") | ({} if route == "act" else {"query_string": b""})
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(_: Any) -> None:
+        raise AssertionError
+
+    with pytest.raises(UnavailableError, match="Redis, which holds the sequences, cannot be reached or refuses: "):
+        await getattr(routes, route)(asked, receive, send)
