@@ -8,7 +8,6 @@ thread; nothing here knows of Redis.
 from __future__ import annotations
 
 import asyncio
-import gc
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,6 +29,7 @@ from executor.workers.devices import DeviceLostError, Devices
 from shared.contract.errors import Code, LoadError, MeshError, sendable
 from shared.contract.messages import UNLOADED, ModelRecord, RepositoryEntry
 from shared.process import logs
+from shared.process.collector import Collector
 from shared.process.machine import fill_standard_streams
 
 CODE_NAMES: Mapping[Code, str] = {
@@ -86,6 +86,7 @@ class ModelRepository:
     _closing: dict[ServedVersion, asyncio.Task[None]] = field(
         init=False, default_factory=dict[ServedVersion, asyncio.Task[None]]
     )
+    _collector: Collector = field(init=False, default_factory=Collector)
 
     def __post_init__(self) -> None:
         self._sources = [LocalFolder(one) if isinstance(one, Path) else one for one in self.sources]
@@ -223,7 +224,7 @@ class ModelRepository:
         await asyncio.shield(asyncio.gather(*begun))
         if begun:
             # A model may be in a circle of references, with all its weights. Not at once: this call still refers to it.
-            asyncio.get_running_loop().call_soon(gc.collect)
+            self._collector.look_soon()
 
     async def _close(self, served: ServedVersion) -> None:
         await close(served)

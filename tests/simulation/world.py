@@ -639,7 +639,7 @@ async def _run(make: Callable[[], World]) -> World:
         patch("executor.service.ModelRepository", repository),
         patch("executor.sequences.sequence_model.spare_slots", spare_slots),
         # What it finds is another thing in each process, and its end would be an event here.
-        patch("executor.models.repository.gc", Mock()),
+        patch("shared.process.collector.gc", Mock()),
         patch("executor.models.loader.EngineThread", VirtualThread),
         # States that grow have a few numbers here, and several parts all the same.
         patch("shared.contract.state_fields.PART_BYTES", 16),

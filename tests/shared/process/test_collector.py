@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import subprocess
 import sys
+import time
+
+import pytest
 
 from shared.process import collector
+from shared.process.collector import Collector
 
 COLLECTED = """
 import gc, weakref
@@ -45,3 +50,44 @@ def test_the_collector_rests_within_a_block_and_is_then_as_it_was() -> None:
             assert before == gc.isenabled()
     finally:
         (gc.enable if was_enabled else gc.disable)()
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows with each look."""
+    found: list[int] = []
+
+    def look() -> int:
+        time.sleep(0.001)
+        found.append(1)
+        return 0
+
+    monkeypatch.setattr(gc, "collect", look)
+    return found
+
+
+async def test_however_often_it_is_asked_it_looks_once_in_each_pause(
+    looks: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def ask(asked: Collector, times: int) -> int:
+        for _ in range(times):
+            asked.look_soon()
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        return len(looks)
+
+    monkeypatch.setattr(collector, "REST", 1_000_000)
+    assert 1 == await ask(Collector(), 20)
+
+    monkeypatch.setattr(collector, "REST", 0)
+    assert 1 + 20 == await ask(Collector(), 20)
+
+
+async def test_who_asks_during_the_pause_has_a_look_behind_it(looks: list[int]) -> None:
+    asked = Collector()
+    asked.look_soon()
+    await asyncio.sleep(0)
+    asked.look_soon()
+    async with asyncio.timeout(60):
+        while len(looks) < 2:
+            await asyncio.sleep(0.001)
