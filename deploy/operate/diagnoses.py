@@ -99,10 +99,9 @@ def of_fitness(info: Mapping[str, Any], *, of_cluster: bool = False) -> Diagnosi
 
 def of_server(facts: ServerFacts) -> Iterator[Diagnosis]:
     """Whether a fit server takes writes, keeps what it is given, and is near enough."""
-    info, config = facts.info, facts.config
     yield from _writing(facts)
-    yield from _keeping(info, config)
-    yield from _memory(info)
+    yield from _keeping(facts)
+    yield from _memory(facts.info)
     if facts.round_trip > SLOW_ROUND_TRIP_MS:
         yield warn(
             "redis",
@@ -136,7 +135,20 @@ def of_refused_writes(facts: ServerFacts) -> Diagnosis | None:
             f"takes no writes: aof_last_write_status is {status}",
             "look into the server's log: its disk may be full; callers wait meanwhile",
         )
+    if _is_stopped_by_snapshot(facts):
+        return fail(
+            "redis",
+            "takes no writes: rdb_last_bgsave_status is err (stop-writes-on-bgsave-error)",
+            "look into the server's log: its disk may be full; callers wait meanwhile. A server with an append-only "
+            'file needs no snapshots (CONFIG SET save "")',
+        )
     return None
+
+
+def _is_stopped_by_snapshot(facts: ServerFacts) -> bool:
+    """Whether it takes no writes since a snapshot has failed (MISCONF)."""
+    stops = facts.config.get("stop-writes-on-bgsave-error") == "yes" and facts.config.get("save", "")
+    return bool(stops) and facts.info.get("rdb_last_bgsave_status", "ok") != "ok"
 
 
 def _writing(facts: ServerFacts) -> Iterator[Diagnosis]:
@@ -157,11 +169,13 @@ def _replicas(facts: ServerFacts) -> tuple[int, int]:
     return int(facts.info.get("min_slaves_good_slaves", -1)), int(facts.config.get("min-replicas-to-write", 0))
 
 
-def _keeping(info: Mapping[str, Any], config: Mapping[str, str]) -> Iterator[Diagnosis]:
+def _keeping(facts: ServerFacts) -> Iterator[Diagnosis]:
+    info, config = facts.info, facts.config
     policy = config.get("maxmemory-policy", NO_EVICTION)
     if policy != NO_EVICTION:
         yield fail("redis", f"maxmemory-policy {policy} may drop live sequences", f"set it to {NO_EVICTION}")
-    for name in ("aof_last_bgrewrite_status", "rdb_last_bgsave_status"):
+    statuses = ["aof_last_bgrewrite_status", *([] if _is_stopped_by_snapshot(facts) else ["rdb_last_bgsave_status"])]
+    for name in statuses:
         if info.get(name, "ok") != "ok":
             yield fail("redis", f"{name} is {info[name]}", "look into the server's log: its disk may be full")
     told = list(risks(config, replicas=int(info.get("connected_slaves", 0)))) if config else []

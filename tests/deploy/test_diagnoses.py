@@ -101,6 +101,18 @@ def test_a_server_that_can_hold_a_mesh_needs_no_remedy() -> None:
     [
         ({}, {"maxmemory-policy": "allkeys-lru"}, Severity.FAIL, "allkeys-lru may drop"),
         ({"aof_last_write_status": "err"}, {}, Severity.FAIL, "aof_last_write_status is err"),
+        (
+            {"rdb_last_bgsave_status": "err"},
+            {"stop-writes-on-bgsave-error": "yes", "save": "60 1"},
+            Severity.FAIL,
+            "takes no writes: rdb_last_bgsave_status is err",
+        ),
+        (
+            {"rdb_last_bgsave_status": "err"},
+            {"stop-writes-on-bgsave-error": "yes", "save": ""},
+            Severity.FAIL,
+            "rdb_last_bgsave_status is err",
+        ),
         ({}, {"appendonly": "no"}, Severity.WARN, "not durable"),
         ({"connected_slaves": 1}, {"min-replicas-to-write": "0"}, Severity.WARN, "fails over with losses"),
         ({"used_memory": 9 << 30, "maxmemory": 10 << 30}, {}, Severity.WARN, "90% of its memory"),

@@ -281,6 +281,25 @@ async def test_a_doctor_takes_nobody_for_dead_where_redis_takes_no_writes(server
     )
 
 
+async def test_a_doctor_takes_nobody_for_dead_where_a_snapshot_has_failed(server_of_a_mesh: EmbeddedRedis) -> None:
+    with Redis.from_url(server_of_a_mesh.url) as client:
+        settings = cast("dict[str, str]", client.config_get("dir", "dbfilename"))
+        (Path(settings["dir"]) / settings["dbfilename"]).mkdir()
+        client.config_set("save", "3600 1")
+        client.bgsave()
+        async with asyncio.timeout(60):
+            while cast("dict[str, str]", client.info("persistence"))["rdb_last_bgsave_status"] == "ok":
+                await asyncio.sleep(0.01)
+    environment = {"SEQMESH_REDIS_URL": server_of_a_mesh.url}
+    invoked = partial(CliRunner().invoke, cli.main, ["doctor", "--json"], env=environment, catch_exceptions=False)
+
+    found = json.loads((await asyncio.to_thread(invoked)).stdout)
+
+    assert ["takes no writes: rdb_last_bgsave_status is err (stop-writes-on-bgsave-error)"] == [
+        one["text"] for one in found if one["severity"] == Severity.FAIL
+    ]
+
+
 @pytest.mark.parametrize("reply", [b"-LOADING dataset in memory\r\n", b"-BUSY running a script\r\n"])
 async def test_a_doctor_does_not_ask_to_start_a_redis_that_says_that_it_cannot_serve_now(reply: bytes) -> None:
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -23,6 +23,7 @@ ENVELOPE_BYTES = 64 << 10
 POLICIES = (
     *("maxmemory-policy", "appendonly", "appendfsync", "save", "min-replicas-to-write"),
     *("cluster-enabled", "cluster-require-full-coverage", "maxmemory-clients", "client-output-buffer-limit"),
+    "stop-writes-on-bgsave-error",
 )
 """Names of the server's settings that decide what it may lose, or not take (`risks`)."""
 NO_EVICTION = "noeviction"
