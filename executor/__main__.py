@@ -10,6 +10,7 @@ from shared.checks import CHECKS, check_health
 from shared.contract.errors import FAILED
 from shared.process import lifecycle, logs
 from shared.process.cpu_policy import schedule_by
+from shared.process.readers import print_patiently
 from shared.settings import parse_settings
 
 
@@ -22,6 +23,7 @@ def main(arguments: Sequence[str]) -> int:
         ExecutorSettings, arguments, program="seqmesh executor", help="Runs models: pulls steps, batches, commits."
     )
     logs.configure(settings.log_level, settings.log_format, service=settings.name_of("executor"))
+    print_patiently()
     schedule_by(settings.cpu_policy)
     # Imported here because the import takes a second or more: a stop signal must work meanwhile, and a health check
     # needs none of it.

@@ -35,6 +35,7 @@ from executor.engine.python.process.frames import FrameError, Frames
 from executor.engine.python.process.remote_answers import RemoteAnswers, Window
 from executor.engine.python.process.remote_calls import RemoteCalls
 from shared.contract.errors import Code, MeshError, sendable
+from shared.process.readers import print_patiently
 
 SHOW_STACK = signal.SIGUSR2
 """Has the process write its threads' stacks to standard error, whatever it is doing."""
@@ -51,6 +52,7 @@ def main() -> None:
     half = len(descriptors) // 2
     frames, side = Frames.inherited(descriptors[:half]), Side(Frames.inherited(descriptors[half:]))
     _end_with(executor)
+    print_patiently()
     faulthandler.enable()
     faulthandler.register(SHOW_STACK)
     try:
