@@ -43,6 +43,10 @@ CODE_NAMES: Mapping[Code, str] = {
     Code.CANCELLED: "Cancelled",
 }
 """How Triton writes a code before a reason."""
+UNLOADED_MAX = 64
+"""Unloaded versions of a model that the index names, beside those of the last unload; every service reads it. Who has
+waited for one that was unloaded before so many others was refused long ago.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +70,7 @@ class ModelRepository:
     sources   the first one that has a name wins; a path is a folder of this machine
     loaded    by name
     failures  by name: why the last load failed
-    unloaded  by name: versions that were taken out of service
+    unloaded  by name: versions that were taken out of service, the latest last
     retired   versions that were unloaded or replaced, to be closed once nothing runs on them any more
     loading   by name: since when it is being loaded, seconds since 1970
     options   of all loads
@@ -77,7 +81,7 @@ class ModelRepository:
     options: LoadOptions = field(default_factory=LoadOptions)
     loaded: dict[str, LoadedModel] = field(default_factory=dict[str, LoadedModel])
     failures: dict[str, Failure] = field(default_factory=dict[str, Failure])
-    unloaded: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
+    unloaded: dict[str, dict[str, None]] = field(default_factory=dict[str, dict[str, None]])
     retired: list[ServedVersion] = field(default_factory=list[ServedVersion])
     loading: dict[str, float] = field(default_factory=dict[str, float])
 
@@ -203,13 +207,17 @@ class ModelRepository:
         model = self.loaded.pop(name, None)
         if model is None:
             return
-        self.unloaded.setdefault(name, set()).update(model.record.versions)
+        self._note_unloaded(name, model.record.versions)
         self.retired += model.versions
         logs.info("model unloaded", model=name)
 
     def never_loaded(self, name: str) -> None:
         """Notes that the mesh has unloaded a model that this executor may never have had."""
-        self.unloaded.setdefault(name, set())
+        self.unloaded.setdefault(name, {})
+
+    def _note_unloaded(self, name: str, versions: Sequence[str]) -> None:
+        before = [version for version in self.unloaded.get(name, ()) if version not in versions]
+        self.unloaded[name] = dict.fromkeys([*before[-UNLOADED_MAX:], *versions])
 
     async def close_retired(self, in_use: Collection[ServedVersion] = ()) -> None:
         """Finalizes the engines of retired versions that are not in use, one version beside the other, and frees what
@@ -267,7 +275,7 @@ class ModelRepository:
             problem = f"is being loaded anew {since}, what was loaded before is served"
         ready = model.record.versions if model else ()
         lines = [RepositoryEntry(name, version, "READY", problem) for version in ready]
-        for version in sorted(self.unloaded.get(name, set[str]()).difference(ready), key=int):
+        for version in sorted(self.unloaded.get(name, {}).keys() - ready, key=int):
             state = "UNLOADING" if (name, version) in ending else "UNAVAILABLE"
             lines.append(RepositoryEntry(name, version, state, UNLOADED if state == "UNAVAILABLE" else ""))
         if ready:
@@ -408,10 +416,10 @@ class ModelRepository:
         self.loaded[name] = model
         gone = [served for served in before.versions if served not in model.versions] if before else []
         self.retired += gone
-        unloaded = self.unloaded.setdefault(name, set())
-        unloaded |= {served.version for served in gone}
-        unloaded -= set(model.record.versions)
-        if not unloaded:
+        self._note_unloaded(name, [served.version for served in gone])
+        for version in model.record.versions:
+            self.unloaded[name].pop(version, None)
+        if not self.unloaded[name]:
             del self.unloaded[name]
 
 

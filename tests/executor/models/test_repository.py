@@ -18,6 +18,7 @@ import pytest
 
 from executor.engine.python.backend import PythonBackend
 from executor.engine.pytorch import devices
+from executor.models import repository as repository_module
 from executor.models.fingerprints import folder_fingerprint
 from executor.models.loader import Loader
 from executor.models.polling import Polling, follow_listings
@@ -341,6 +342,26 @@ async def test_what_a_model_held_is_free_when_it_is_unloaded(
         gc.enable()
 
     assert is_free
+
+
+def test_the_index_names_the_versions_that_were_unloaded_last(
+    repository: ModelRepository, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Versions come and go for years, and every service reads the index."""
+    monkeypatch.setattr(repository_module, "UNLOADED_MAX", 2, raising=False)
+    repository.load("running_sum")
+    for number in (2, 3, 4, 5):
+        add_version(folder, number)
+        repository.load("running_sum")
+    assert ["2", "3", "4", "5"] == sorted(states(repository))
+
+    # Back to a version from before, which was not among the last ones.
+    for number in (2, 3, 4, 5):
+        shutil.rmtree(folder / "running_sum" / str(number))
+    repository.load("running_sum")
+    assert ["1", "3", "4", "5"] == sorted(states(repository))
+    repository.unload("running_sum")
+    assert ["1", "4", "5"] == sorted(states(repository))
 
 
 async def test_models_that_are_unloaded_one_after_the_other_share_a_look_through_memory(
