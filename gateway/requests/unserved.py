@@ -32,9 +32,16 @@ async def look_for_unserved(
     while True:
         await asyncio.sleep(LOOK_S)
         if gone := catalog.unserved_for(PATIENCE_S):
-            for pending in waiting():
-                if pending.accepted is not None and pending.admitted.sequence is None:
-                    fail_if_gone(pending, gone, catalog, withdraw)
+            _fail_those_of(gone, catalog, waiting(), withdraw)
+
+
+def _fail_those_of(
+    gone: Container[Place], catalog: Catalog, waiting: Sequence[PendingRequest], withdraw: Withdraw
+) -> None:
+    # A function of its own: the one above would keep the last request that it has looked at.
+    for pending in waiting:
+        if pending.accepted is not None and pending.admitted.sequence is None:
+            fail_if_gone(pending, gone, catalog, withdraw)
 
 
 def fail_if_gone(pending: PendingRequest, gone: Container[Place], catalog: Catalog, withdraw: Withdraw) -> None:

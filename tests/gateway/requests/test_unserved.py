@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
+from itertools import count
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import msgspec
 import pytest
 
 from gateway.parts import GatewayParts
+from gateway.requests import unserved
 from gateway.requests.infer_call import InferCall
 from gateway.requests.unserved import fail_if_gone
 from gateway.requests.waiting import PendingRequest
@@ -65,3 +69,25 @@ async def test_a_request_that_is_given_up_stays_in_no_cycle() -> None:
         waiting = [pending(sequence=None)]
         fail_if_gone(waiting[0], {("model", "1")}, catalog, lambda _: None)
         assert "no model" == str(waiting.pop().future.exception())
+
+
+async def test_a_look_keeps_no_request_that_it_has_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Versions that were unloaded are looked for over minutes, and the last request may be large."""
+    monkeypatch.setattr(unserved, "LOOK_S", 0)
+    waiting = [pending(sequence=None)]
+    passed, looks = weakref.ref(waiting[0]), count()
+
+    def one_look() -> list[PendingRequest]:
+        next(looks)
+        return [waiting.pop()] if waiting else []
+
+    catalog = cast(Any, SimpleNamespace(unserved_for=Mock(return_value={("another", "1")})))
+    looking = asyncio.create_task(unserved.look_for_unserved(catalog, one_look, lambda _: None))
+    async with asyncio.timeout(60):
+        while next(looks) < 8:
+            await asyncio.sleep(0)
+    looking.cancel()
+    is_kept = passed() is not None
+    await asyncio.wait([looking])
+
+    assert not is_kept
