@@ -121,7 +121,8 @@ class InstanceWait(msgspec.Struct, frozen=True):
     """An instance that waits for the answer to a call.
 
     caller, target  versions of models (`version_name`); target "": it waits for no model, only for a gateway
-    since_ms        wall clock
+    since_ms        wall clock. 0 of a replayed step, whose sequence would be lost if its call failed: of a deadlock it
+                    is never the youngest, unless all are
     thread          of this process, on which it waits; 0: the instance is a process of its own
     """
 
@@ -340,7 +341,8 @@ def instance_execution() -> Execution | None:
 def begin_wait(call: ModelCall, caller: str, instance: str, thread: int = 0) -> None:
     """From now on an instance waits for the answer to a call. See `InstanceWait`."""
     target = "" if call.asks_readiness else version_name(call.model, call.version)
-    _waits[call.number] = InstanceWait(call.number, caller, instance, target, time.time_ns() // 1_000_000, thread)
+    since_ms = 0 if call.replayed else time.time_ns() // 1_000_000
+    _waits[call.number] = InstanceWait(call.number, caller, instance, target, since_ms, thread)
 
 
 def end_wait(number: int) -> None:

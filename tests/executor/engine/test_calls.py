@@ -18,6 +18,7 @@ from unittest.mock import Mock
 import msgspec
 import pytest
 
+from executor.calls.deadlocks import find
 from executor.engine.base import Engine, Origin, ReleasesSequences, Row, RowError, RowResult
 from executor.engine.null_rows import NULL_ROW
 from executor.engine.python import calls
@@ -28,7 +29,7 @@ from executor.engine.python.process.made_calls import MadeCalls
 from executor.engine.python.process.messages import GiveUpCall, MakeCall, ReadResponse
 from executor.lease import hung_calls
 from executor.workers.worker import EngineWorker
-from shared.contract.calls import CALL_DEPTH_MAX, waiting
+from shared.contract.calls import CALL_DEPTH_MAX, WaitingCall, waiting
 from shared.contract.errors import LoadError
 from shared.contract.ids import InstanceIndex, SequenceId, sequence_id
 from shared.contract.messages import InferMessage, encode
@@ -162,12 +163,13 @@ def run(engine: Engine, *rows: Row) -> None:
 
 
 @contextmanager
-def held_up(engine: Engine, door: Door) -> Generator[None]:
+def held_up(engine: Engine, door: Door, one: Row | None = None) -> Generator[None]:
     """Within the block an engine waits for the answer to a call of its model. Behind it it has ended."""
     door.open.clear()
-    running = threading.Thread(target=run, args=(engine, row(1)))
+    already = len(calls.waits())
+    running = threading.Thread(target=run, args=(engine, one or row(1)))
     running.start()
-    _await(lambda: len(calls.waits()) == 1)
+    _await(lambda: len(calls.waits()) == already + 1)
     try:
         yield
     finally:
@@ -697,6 +699,19 @@ def test_an_instance_that_waits_in_another_method_has_not_hung_either(workshop: 
     assert not calls.waits()
     (made,) = door.calls
     assert ("", ("caller",)) == (made.name, made.chain)
+
+
+def test_in_a_deadlock_the_call_of_a_replayed_step_fails_last(workshop: Workshop, door: Door) -> None:
+    """However young it is: its sequence would be lost."""
+    workshop.python("caller", model('call(to="caller").exec()'))
+    live, replaying = workshop.load(config()), workshop.load(config())
+
+    with held_up(live, door, row(1)), held_up(replaying, door, row(2, replayed_in=7)):
+        waits = [WaitingCall(wait.since_ms, "p", wait.number, "a", str(wait.number), "a") for wait in calls.waits()]
+        deadlock = find(waits, {"a": 2})
+
+    assert deadlock is not None
+    assert min(wait.number for wait in waits) == deadlock.victim.number
 
 
 def test_what_a_model_leaves_open_holds_up_nobody(workshop: Workshop, door: Door) -> None:
