@@ -278,11 +278,10 @@ class ModelRepository:
         for version in sorted(self.unloaded.get(name, {}).keys() - ready, key=int):
             state = "UNLOADING" if (name, version) in ending else "UNAVAILABLE"
             lines.append(RepositoryEntry(name, version, state, UNLOADED if state == "UNAVAILABLE" else ""))
-        if ready:
-            return lines
-        if since:
+        if since and not ready:
             return [*lines, RepositoryEntry(name, "", "LOADING", since)]
-        if failure is not None:
+        # Beside versions that are served, as in Triton, one that could not be loaded has a line of its own.
+        if failure is not None and (not ready or failure.version not in ("", *ready)):
             others = [line for line in lines if line.version != failure.version]
             return [*others, RepositoryEntry(name, failure.version, "UNAVAILABLE", failure.reason)]
         if not lines and name in self.unloaded:

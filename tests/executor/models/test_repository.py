@@ -205,6 +205,22 @@ def test_a_failed_load_ends_every_engine_and_thread_that_it_made_also_if_one_can
         assert not thread.is_alive()
 
 
+async def test_a_version_that_cannot_be_loaded_is_listed_beside_those_that_are_served(
+    repository: ModelRepository, folder: Path
+) -> None:
+    repository.load("running_sum")
+    add_version(folder, 2)
+    (folder / "running_sum" / "2" / "model.py").write_text(BROKEN)
+
+    with pytest.raises(LoadError, match="version 2 is at UNAVAILABLE state"):
+        repository.load("running_sum")
+
+    found = states(repository)
+    assert {"1": "READY", "2": "UNAVAILABLE"} == {version: state for version, (state, _) in found.items()}
+    assert "it is broken" in found["2"][1]
+    assert f"the last load failed, what was loaded before is served: {found['2'][1]}" == found["1"][1]
+
+
 async def test_a_wrong_configuration_is_a_failed_poll(repository: ModelRepository, folder: Path) -> None:
     change_config(folder, "max_batch_size: 32", "max_batch_size: -1")
 
