@@ -27,7 +27,7 @@ def find_versions(model_dir: Path) -> tuple[list[int], list[str]]:
             continue
         if not (name.isascii() and name.isdigit()) or int(name) > VERSION_MAX:
             notes.append(f"ignore version directory '{name}' which fails to convert to integral number")
-        elif name.startswith("0"):
+        elif name.startswith("0") and name != "0":
             notes.append(f"ignore version directory '{name}' which contains leading zeros in its directory name")
         else:
             versions.append(int(name))

@@ -423,10 +423,9 @@ def test_versions_follow_the_policy(load_text: LoadText, policy: str, expected: 
 def test_directories_that_are_no_versions_are_noted(load_text: LoadText) -> None:
     loaded = load_text(f"{IO} version_policy {{ all {{ }} }}", versions=["3", "03", "0", "-1", "old", "initial_state"])
 
-    assert (3,) == loaded.versions
+    assert (0, 3) == loaded.versions
     assert (
         "ignore version directory '-1' which fails to convert to integral number",
-        "ignore version directory '0' which contains leading zeros in its directory name",
         "ignore version directory '03' which contains leading zeros in its directory name",
         "ignore version directory 'old' which fails to convert to integral number",
     ) == loaded.config.notes
