@@ -7,14 +7,12 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
-from redis.exceptions import OutOfMemoryError
-
 from shared.contract.limits import VALUE_BYTES_MAX
 from shared.process import logs
 from shared.statistics.meter import RoundTripMeter
 from shared.store.commands import Redis
 from shared.store.connections.link import SharedLinks
-from shared.store.connections.redis_py import CONNECTION_LOST
+from shared.store.connections.redis_py import LOST_OR_REFUSED
 from shared.store.connections.server_run import ServerRun
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
@@ -85,7 +83,7 @@ class RedisConnections:
                 if compare is not None:
                     await compare(client, home)
                 self.run.agree(run.bound)
-        except CONNECTION_LOST as error:
+        except LOST_OR_REFUSED as error:
             logs.warning("comparison with Redis delayed", cause=str(error))
             await asyncio.sleep(RETRY_DELAY_S)
 
@@ -97,12 +95,14 @@ class RedisConnections:
 
 
 async def insist(what: str, call: Callable[[], Awaitable[T]]) -> T:
-    """Makes a call until Redis answers, and has memory for it; only for calls that may be repeated.
-    what: for the log
+    """Makes a call until Redis carries it out: it may be away or full, or refuse the user. Only for calls that may be
+    repeated.
+
+    what  for the log
     """
     while True:
         try:
             return await call()
-        except (*CONNECTION_LOST, OutOfMemoryError) as error:
+        except LOST_OR_REFUSED as error:
             logs.warning(f"{what} delayed", cause=str(error))
             await asyncio.sleep(RETRY_DELAY_S)

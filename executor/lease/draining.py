@@ -14,7 +14,7 @@ from shared.contract.ids import ExecutorId
 from shared.contract.record import DURABLE, LIVE, STATE
 from shared.process import logs
 from shared.store.commands import Redis
-from shared.store.connections.redis_py import CONNECTION_LOST
+from shared.store.connections.redis_py import LOST_OR_REFUSED
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
 
@@ -81,5 +81,5 @@ class Draining:
         """
         try:
             return await self._membership.is_drained(*(names or (self._name, self.executor)))
-        except CONNECTION_LOST:
+        except LOST_OR_REFUSED:
             return default

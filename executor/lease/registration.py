@@ -40,7 +40,7 @@ from shared.statistics.meter import OF_MESH, LoadMeter
 from shared.statistics.tally import ModelLoad
 from shared.store.commands import Redis
 from shared.store.connections.homes import shards_at
-from shared.store.connections.redis_py import CONNECTION_LOST, LOST_OR_REFUSED
+from shared.store.connections.redis_py import LOST_OR_REFUSED
 from shared.store.intervals import at_intervals
 from shared.store.membership import Membership
 from shared.store.metering import Metering
@@ -214,7 +214,7 @@ class Registration:
         self._gives_up = True
         try:
             await self._connections.membership.leave(self._registration())
-        except CONNECTION_LOST as error:
+        except LOST_OR_REFUSED as error:
             logs.warning("executor left without a word: its lease will end", executor=self.executor, cause=error)
             return
         logs.info("executor left", executor=self.executor)
@@ -280,7 +280,7 @@ class Registration:
         async def is_known() -> bool:
             try:
                 await self._connections.membership.register(self._registration(), lease_ms=self._settings.lease_ms)
-            except CONNECTION_LOST as error:
+            except LOST_OR_REFUSED as error:
                 logs.warning("registration lost", executor=self.executor, cause=str(error))
                 return False
             return True
@@ -307,7 +307,7 @@ class Registration:
             try:
                 async with asyncio.timeout(limit_s):
                     held = await self._connections.lease.renew(self.executor, lease_ms=self._settings.lease_ms)
-            except CONNECTION_LOST as error:
+            except LOST_OR_REFUSED as error:
                 # Only Redis knows whether the lease still holds: it is asked when it is back.
                 cause = str(error) or f"no answer within {limit_s:g} s"
                 logs.warning("lease renewal delayed", executor=self.executor, cause=cause)
@@ -350,7 +350,7 @@ class Registration:
     async def give_up(self) -> None:
         """Ends the lease, so that other executors take over at once. Without Redis the lease ends by itself."""
         self._gives_up = True
-        with suppress(TimeoutError, *CONNECTION_LOST):
+        with suppress(TimeoutError, *LOST_OR_REFUSED):
             async with asyncio.timeout(self._settings.lease_ms / 1000):
                 await self._connections.membership.give_up(self.executor)
 

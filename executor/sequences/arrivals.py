@@ -16,7 +16,7 @@ from executor.sequences.sequence_model import SequenceModel
 from shared.contract.ids import ExecutorId
 from shared.process import logs
 from shared.store.connections.homes import grouped, together
-from shared.store.connections.redis_py import CONNECTION_LOST
+from shared.store.connections.redis_py import LOST_OR_REFUSED
 
 FETCHES_PER_READ, PREFETCHES_PER_READ = 64, 16
 """Most checkpoints that one read fetches: for sequences with a step that waits, and for sequences without. After a
@@ -60,7 +60,7 @@ async def _fetch(
     keys, scripts = connections.keys, connections.scripts
     try:
         found = await read_checkpoints(connections.commands, keys, [owned.sequence for owned in wanted])
-    except CONNECTION_LOST as error:
+    except LOST_OR_REFUSED as error:
         logs.warning("restore delayed", cause=str(error))
         await asyncio.sleep(RETRY_DELAY_S)
         for owned in wanted:

@@ -6,6 +6,7 @@ import asyncio
 from itertools import count
 
 import pytest
+from redis.exceptions import NoPermissionError
 
 from executor.lease.draining import Draining
 from shared.contract.ids import ExecutorId
@@ -14,7 +15,9 @@ from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
 
 
-@pytest.mark.parametrize("lost_calls", [0, 3])
+@pytest.mark.parametrize(
+    ("lost_calls", "loss"), [(0, None), (3, ConnectionError("not yet")), (3, NoPermissionError("not now"))]
+)
 @pytest.mark.parametrize("who", ["executor-1", "executor-1-ab"])
 async def test_a_drained_process_warns_with_the_name_under_which_it_serves_again(
     redis: Redis,
@@ -23,13 +26,15 @@ async def test_a_drained_process_warns_with_the_name_under_which_it_serves_again
     monkeypatch: pytest.MonkeyPatch,
     who: str,
     lost_calls: int,
+    loss: Exception | None,
 ) -> None:
     """The launcher shows warnings on its terminal: else nobody hears why no gateway becomes ready."""
     membership, is_drained, lost = Membership(redis, Keyspace(key_prefix)), Membership.is_drained, count()
 
     async def asked(membership: Membership, *names: str) -> bool:
         if next(lost) < lost_calls:
-            raise ConnectionError("not yet")
+            assert loss is not None
+            raise loss
         return await is_drained(membership, *names)
 
     monkeypatch.setattr(Membership, "is_drained", asked)

@@ -68,6 +68,27 @@ async def test_an_executor_goes_on_unless_redis_has_lost_what_it_had_acknowledge
             assert (False, True) == (member.alive, member.registration.leaving)
 
 
+async def test_an_executor_goes_on_when_its_user_has_its_rights_again(
+    mesh: ScriptedMesh, private_server: EmbeddedRedis, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An operator may take rights from the user of the mesh while it runs: that is a loss of Redis for a time."""
+    add_sum_model(tmp_path / "models", "sum")
+
+    async def until_told(*events: str) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while not set(events) <= {record.getMessage() for record in caplog.records} and not a.task.done():
+                await asyncio.sleep(0.01)
+
+    async with living(private_server.url, PREFIX, tmp_path / "models", "sum", "a", lease_ms=6000) as a:
+        await added(mesh, 1, a.executor)
+        await mesh.redis.acl_setuser("default", enabled=True, categories=["-@all"], commands=["+acl"])
+        await until_told("lease renewal delayed", "inbox reading delayed")
+        await mesh.redis.acl_setuser("default", enabled=True, categories=["+@all"])
+
+        assert not a.task.done()
+        assert 3 == await added(mesh, 2)
+
+
 async def added(mesh: ScriptedMesh, number: int, executor: ExecutorId | None = None) -> int:
     """The answer to the next step of sequence 7; its first is assigned to the executor."""
     flags = StepFlag.START if executor else StepFlag.NONE
