@@ -9,7 +9,7 @@ python -m tests.simulation --mutants                 every fault that is put in 
 ... --vary                                           with what the others leave out (varying.py)
 ... --beside                                         with a second model on the same executors (beside.py)
 ... --chain                                          with an ensemble of two states (chaining.py)
-... --calls                                          with a model that calls another one (calling.py)
+... --calls                                          with models that call other ones (calling.py)
 ... --lose                                           with a store that loses its newest data (losing.py)
 ... --refuse                                         with a store that refuses for a while (refusing.py)
 ... --refuse-lose                                    with a store that does both (refusing.py)
@@ -57,7 +57,7 @@ KINDS: Mapping[str, tuple[Play, str]] = {
     "--reshard": (resharded, "the mesh is stopped, and has other shards afterwards"),
     "--beside": (two_models, "a second model on the same executors"),
     "--chain": (chained, "an ensemble of two models with states"),
-    "--calls": (called, "a model that calls a sequence of another one in each step"),
+    "--calls": (called, "models that call sequences of others in each step"),
     "--lose": (lost, "the store comes back without its newest data"),
     "--lose-node": (lost_node, "so does one node of a Cluster at a time"),
     "--refuse": (refused, "the store is full, a replica, or silent for a while"),

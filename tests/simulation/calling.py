@@ -1,11 +1,13 @@
-"""A model whose steps call a sequence of another model, through gateways, and whatever goes wrong in between.
+"""Models whose steps call sequences of other models, through gateways, and whatever goes wrong in between.
 
 In each of its steps `fold` sends its new state to `fold2`, some steps twice, and answers with what it hears. Its
 instance waits meanwhile. Naming, sending and repeating of calls are the executor's own code, and admission and errors
 the gateway's own servicer; between the two lies a network that breaks and delays. An executor that is cut off from the
 store still reaches gateways: its steps run elsewhere already, and their calls come twice, late, or both at once.
 
-A quarter of the meshes has a store that loses its newest data, and a quarter one that refuses for a while.
+Some have a chain of three models, a model that calls two others, or an ensemble that begins with a model that calls. In
+half of the meshes calls are impatient, so that steps fail for what passes; a step that is replayed must not. A quarter
+of the meshes has a store that loses its newest data, and a quarter one that refuses for a while.
 
 The ledger judges the sequences that are called as any others, and clients know what every step must give.
 
@@ -32,12 +34,12 @@ import numpy as np
 from msgspec.structs import replace as with_fields
 from tritonclient.grpc import service_pb2
 
-from executor.calls.client import CallClient
+from executor.calls.client import PATIENCE_S, CallClient
 from executor.calls.gateways import CallGateway
 from executor.engine.base import BatchResult, Row, RowError, RowResult
 from executor.engine.python import calls
 from executor.engine.python.calls import Execution, RequestTrace
-from executor.engine.python.triton_python_backend_utils import InferenceRequest, Tensor, get_output_tensor_by_name
+from executor.engine.python.triton_python_backend_utils import InferenceRequest, Tensor
 from gateway.grpc.errors import status_of
 from gateway.grpc.servicer import InferenceServicer
 from gateway.parts import GatewayParts
@@ -48,7 +50,20 @@ from tests.simulation.beside import TwoModels
 from tests.simulation.chaining import spread
 from tests.simulation.clients import Habit, LostError, Style
 from tests.simulation.losing import LosingWorld, play_losing
-from tests.simulation.model import HEARD, INPUT, NAME, OUTPUT, SECOND, FoldEngine, Shape, called_with, number, value_of
+from tests.simulation.model import (
+    CHAIN,
+    HEARD,
+    INPUT,
+    NAME,
+    SECOND,
+    THIRD,
+    Calls,
+    FoldEngine,
+    Shape,
+    called_with,
+    number,
+    value_of,
+)
 from tests.simulation.network import Network
 from tests.simulation.refusing import RefusingWorld
 from tests.simulation.story import Story
@@ -59,17 +74,36 @@ pb: Any = service_pb2
 CALLED_IDLE_S = 40.0
 """As much longer than its caller a called sequence may be idle: a step that has to run again may take that long."""
 
+CALLS: tuple[Calls, ...] = (
+    {NAME: (SECOND,)},
+    {NAME: (SECOND,)},
+    {NAME: (SECOND,), SECOND: (THIRD,)},
+    {NAME: (SECOND, THIRD)},
+)
+CHAINED = 0.25
+"""The share of those meshes whose second model calls nobody: it follows the first one in an ensemble, too."""
+
+CUTS = 0.2
+"""In impatient meshes, the share of faults that cut executors off from gateways."""
+IMPATIENT_S = 1.0
+"""How long calls look for a gateway in half of the meshes: what goes wrong lasts longer. Steps fail, and no replay."""
+
 THINKS, THINKS_S = 0.15, 4 * LEASE_MS / 1000
 """How often the model does something else before it calls, and for how long: its executor may be lost meanwhile."""
 
 
 class CallingEngine(FoldEngine):
-    """An instance of the model that calls."""
+    """An instance of a model that calls. models: those that it calls"""
 
     makes_calls = True
 
+    def __init__(self, name: str, models: Sequence[str]) -> None:
+        super().__init__()
+        self._name = name
+        self._models = models
+
     def run(self, rows: Sequence[Row], want_state: Sequence[bool]) -> BatchResult:
-        execution = Execution(NAME, f"{NAME}/1", "instance", rows)
+        execution = Execution(self._name, f"{self._name}/1", "instance", rows)
         before = calls.execution.set(execution)
         try:
             return super().run(rows, want_state)
@@ -91,22 +125,22 @@ class CallingEngine(FoldEngine):
 
     def _heard(self, row: Row, state: int) -> int:
         """The last answer to a step's calls. state: after the step. Raises CallFailedError."""
-        values, heard = called_with(state), 0
-        for index, value in enumerate(values):
+        made, heard = called_with(state, self._models), 0
+        callees = [callee for callee, _ in made]
+        for index, (callee, value) in enumerate(made):
             if random.random() < THINKS:
                 Awaited(asyncio.sleep(random.uniform(0.0, THINKS_S))).result()
             response: Any = InferenceRequest(
-                model_name=SECOND,
+                model_name=callee,
                 inputs=[Tensor(INPUT, np.array([[value]], np.int64))],
-                requested_output_names=[OUTPUT],
                 correlation_id=row.correlation_id,
-                flags=START * (row.start and not index) | END * (row.end and index == len(values) - 1),
+                flags=START * (row.start and callee not in callees[:index])
+                | END * (row.end and callee not in callees[index + 1 :]),
                 trace=RequestTrace(calls.execution.get(), row.origin),
             ).exec()
             if response.has_error():
                 raise CallFailedError(RowError(response.error().code(), response.error().message()))
-            answer: Any = get_output_tensor_by_name(response, OUTPUT)
-            heard = int(answer.as_numpy().item())
+            heard = int(response.output_tensors()[-1].as_numpy().item())
         return heard
 
 
@@ -266,15 +300,19 @@ DEADLINE_EXCEEDED: int = grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
 
 
 class CallingWorld(TwoModels):
-    """A mesh whose first model calls the second one."""
+    """A mesh whose models call each other."""
 
     def __init__(self, seed: int, story: Story, plan: Plan) -> None:
         super().__init__(seed, story, plan)
         # The second model's sequences do give up their slots.
         self.ledger._paged = True
+        self.ledger.calls = True
         self.network: CallNetwork = CallNetwork(self, random.Random(f"network {seed}"))
         self.servicers: dict[SimulatedProcess, InferenceServicer] = {}
         self._doors: dict[SimulatedProcess, CallClient] = {}
+        self._patience_s = random.Random(f"how patient {seed}").choice((PATIENCE_S, IMPATIENT_S))
+        self.ledger.impatient = self._patience_s == IMPATIENT_S
+        self._cuts, self._cut_until = random.Random(f"cuts {seed}"), 0.0
 
     async def run(self) -> None:
         with (
@@ -282,17 +320,29 @@ class CallingWorld(TwoModels):
             patch("executor.service.install", self._install),
             patch("executor.engine.python.calls.open_door", lambda: self._doors[_running()]),
             patch("executor.calls.watch.waits", self._waits),
+            patch("executor.calls.client.PATIENCE_S", self._patience_s),
             patch("executor.calls.client.CallClient.submit", Mock(side_effect=Awaited)),
             patch("executor.calls.gateways.Gateways._connected", Mock(side_effect=self._connected)),
         ):
             await super().run()
 
+    def _fault(self) -> None:
+        """Among others, no executor reaches any gateway for a while, in which the sequences of one are taken over."""
+        if not self.ledger.impatient or self._cuts.random() > CUTS:
+            super()._fault()
+            return
+        seconds, executor = self._cuts.uniform(1.0, 3.0) * LEASE_MS / 1000, self._cuts.choice(self.executors)
+        self.story.tell(f"fault: executors reach no gateway for {seconds:.2f} s")
+        self._cut_until = asyncio.get_running_loop().time() + seconds
+        if executor.life is not None:
+            self._kill(executor, executor.life)
+
     def _dispensable(self) -> list[Member]:
         """A step whose client has left calls all the same."""
         return [member for member in super()._dispensable() if member is not self.gateways[0]]
 
-    def engine(self, shape: Shape) -> FoldEngine:
-        return CallingEngine() if shape.calls else super().engine(shape)
+    def engine(self, shape: Shape, name: str) -> FoldEngine:
+        return CallingEngine(name, shape.calls) if shape.calls else super().engine(shape, name)
 
     @contextmanager
     def _install(self, client: CallClient) -> Generator[None]:
@@ -325,7 +375,7 @@ class CallingWorld(TwoModels):
     async def _infer(self, gateway: Member, request: bytes, *, timeout: float, metadata: Any) -> Any:
         """In the executor. Raises grpc.aio.AioRpcError."""
         life = gateway.life
-        if life is None:
+        if life is None or asyncio.get_running_loop().time() < self._cut_until:
             await asyncio.sleep(self.network.delay_s())
             raise rpc_error(UNAVAILABLE, "connection refused")
         rpc = Rpc(self, life, metadata, timeout)
@@ -351,14 +401,34 @@ def _running() -> SimulatedProcess:
 
 
 def calling(plan: Plan, seed: int) -> Plan:
-    """The plan with a first model that calls a second one. No input fails: what a step has called would stay."""
+    """The plan with a first model that calls others. No input fails: what a step has called would stay."""
     chance = random.Random(f"calls {seed}")
     plan = replace(plan, executors=max(2, plan.executors), fault_pause_s=min(1.0, plan.fault_pause_s))
-    shape = replace(plan.shape, decoupled=False, computes=False, iterative=False, calls=True)
-    second = replace(
+    shape = replace(plan.shape, decoupled=False, computes=False, iterative=False)
+    second = _called(shape, chance)
+    models = [NAME, NAME, SECOND, NAME, NAME, SECOND, NAME]
+    # Drawn by itself, so that a seed goes on to mean what it meant in everything else.
+    calls = (further := random.Random(f"chains {seed}")).choice(CALLS)
+    if SECOND not in calls and further.random() < CHAINED:
+        shape, models = replace(shape, chained=True), [CHAIN, NAME, SECOND, CHAIN, CHAIN, SECOND, NAME]
+    if not shape.declared:
+        # A replay from START makes all calls again.
+        shape = replace(shape, log_steps=1000, rows=0)
+        second = replace(second, parameters={"retry_replies": "64"})
+    third = _called(second, further) if THIRD in (*calls[NAME], *calls.get(SECOND, ())) else None
+    shape = replace(shape, calls=calls[NAME], second=replace(second, calls=calls.get(SECOND, ())), third=third)
+    habits = [
+        replace(_calling(habit, model, calls, chance), fails=0.0)
+        for habit, model in zip(plan.habits, models, strict=False)
+    ]
+    return replace(plan, shape=shape, gateways=chance.randint(1, 3), habits=habits)
+
+
+def _called(shape: Shape, chance: random.Random) -> Shape:
+    """How a model is served that one of this shape calls."""
+    return replace(
         shape,
-        calls=False,
-        # Whoever waits for a slot of the second one holds up an instance of the first one, and its sequences.
+        # Whoever waits for a slot of it holds up an instance of its caller, and that one's sequences.
         declared=True,
         virtual=True,
         direct=chance.random() < 0.3,
@@ -369,17 +439,13 @@ def calling(plan: Plan, seed: int) -> Plan:
         grows=False,
         idle_s=shape.idle_s + CALLED_IDLE_S,
     )
-    models = [NAME, NAME, SECOND, NAME, NAME, SECOND, NAME]
-    habits = [
-        replace(_calling(habit, model, chance), fails=0.0) for habit, model in zip(plan.habits, models, strict=False)
-    ]
-    return replace(plan, shape=replace(shape, second=second), gateways=chance.randint(1, 3), habits=habits)
 
 
-def _calling(habit: Habit, model: str, chance: random.Random) -> Habit:
+def _calling(habit: Habit, model: str, calls: Calls, chance: random.Random) -> Habit:
     """Who asks elsewhere after a while, and has no number, may begin a sequence again (docs/guides/promises.md)."""
     patience_s = None if habit.style is Style.NAMED else habit.patience_s
-    habit = replace(habit, model=model, calls=model == NAME, bold=chance.random() < 0.3, patience_s=patience_s)
+    calls = calls if model in (*calls, CHAIN) else {}
+    habit = replace(habit, model=model, calls=calls, bold=chance.random() < 0.3, patience_s=patience_s)
     return habit if habit.bold else spread(habit, chance)
 
 
@@ -388,7 +454,10 @@ class LosingCalls(LosingWorld, CallingWorld):
 
 
 class RefusingCalls(RefusingWorld, CallingWorld):
-    """A mesh whose store does not serve for a while."""
+    """A mesh whose store does not serve for a while. A step that is replayed waits for room to make its calls."""
+
+    def _is_open(self, record: object) -> bool:
+        return False
 
 
 def called(seed: int) -> Result:

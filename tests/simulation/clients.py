@@ -17,9 +17,9 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import partial, reduce
+from functools import partial
 from typing import Protocol
 
 from msgspec.structs import replace
@@ -38,8 +38,9 @@ from tests.simulation.model import (
     NAME,
     PASS,
     STATELESS,
+    Calls,
+    answered,
     before_last,
-    called_with,
     fold,
     number,
     value_of,
@@ -82,7 +83,7 @@ class Habit:
     iterative  each of its sequences is one step, over which the model makes several passes. Unless steps carry their
                numbers, some have no id: the gateway makes one
     spreads    each step goes through whichever gateway, some through two. Steps without a number wait for each other
-    model      that it uses; calls: it calls another one
+    model      that it uses; calls: who calls whom then
     patience_s how long it waits for an answer before it asks elsewhere, while there are faults; None: for ever
     """
 
@@ -102,7 +103,7 @@ class Habit:
     iterative: bool = False
     spreads: bool = False
     model: str = NAME
-    calls: bool = False
+    calls: Calls = field(default_factory=dict[str, tuple[str, ...]])
 
 
 PASSES_MAX, NAMELESS = 4, 0.5
@@ -196,7 +197,8 @@ class Sequence:
         self._unique = unique
         self._chance = client._chance
         self._habit = client.habit
-        self._state = self._between = 0
+        self._state = 0
+        self._states: dict[str, int] = {}
         self._repeated = False
         self._has_failed = False
         self._is_deadly = False
@@ -307,7 +309,8 @@ class Sequence:
             raise GivenUpError(f"sequence {self._id}: its caller leaves")
         for index, (call, answer) in enumerate(zip(calls, answers, strict=True)):
             if call.start:
-                self._state = self._between = 0
+                self._state = 0
+                self._states.clear()
                 self._has_failed = False
             try:
                 async with asyncio.timeout(self._client.patience_s):
@@ -356,11 +359,13 @@ class Sequence:
 
     def _expected(self, value: int) -> int:
         """What a step gives. Where another model stands before the one that answers, its state moves on, too."""
-        if self._habit.model != CHAIN and not self._habit.calls:
-            return fold(self._state, value)
-        self._between = fold(self._between, value)
-        given = called_with(self._between) if self._habit.calls else [self._between]
-        return reduce(fold, given, self._state)
+        habit, states = self._habit, self._states
+        if habit.model != CHAIN:
+            return answered(states, habit.calls, habit.model, value) if habit.calls else fold(self._state, value)
+        between = answered(states, habit.calls, NAME, value)
+        # The sequence of the ensemble, which is none that a model calls.
+        states[CHAIN] = fold(states.get(CHAIN, 0), between)
+        return states[CHAIN]
 
     @property
     def _lacks_steps(self) -> bool:
@@ -382,16 +387,18 @@ class Sequence:
             return
         reason = _reason(error)
         excused = (reason or error.code) in self._client.excused or (self._repeated and reason in EXCUSED_OF_RETRIES)
+        ledger, calls = self._client._ledger, bool(self._habit.calls)
         # One of an ensemble has failed where nobody can ask again, and for those who do when a state has expired.
         has_failed = self._has_failed or (
-            self._habit.model == CHAIN
-            and (self._habit.style is Style.PLAIN or f"i{self._id}" in self._client._ledger.expired)
+            self._habit.model == CHAIN and (self._habit.style is Style.PLAIN or f"i{self._id}" in ledger.expired)
         )
-        excused |= self._habit.calls and self._client._ledger.may_fail(f"i{self._id}", error.message)
+        has_failed |= calls and ledger.impatient
+        excused |= calls and ledger.may_fail(f"i{self._id}", error.message)
         excused |= (has_failed and reason == Reason.FAILED) or (self._lacks_steps and reason is not None)
         # No answer of this model is ever too large to be kept.
         excused = excused and "kept no longer: with" not in error.message
-        survives = self._client._ledger.declared and not self._is_deadly
+        is_lost_with_callee = calls and ledger.is_callee_over(f"i{self._id}")
+        survives = ledger.declared and not self._is_deadly and not is_lost_with_callee
         if not excused or (reason == Reason.LOST and survives):
             story.violate(f"sequence {self._id}: {value} is refused: {reason or error.code} {error.message}")
         raise GivenUpError(f"sequence {self._id}: {reason or error.message}")

@@ -52,6 +52,8 @@ IDLE_SLACK_S = 0.05
 """The store's clock has milliseconds, and a deadline is looked at on its way."""
 
 CALL_FAILED, FULL = "Error when running inference", "Redis, which holds every sequence, is full"
+LASTING = "must specify the START flag", "kept no longer", "wait for itself", "failed unexpectedly"
+"""What no call hears that was only impatient."""
 
 Record = dict[bytes, bytes]
 Judge = Callable[[str, Any, list[Record], Any], None]
@@ -105,6 +107,10 @@ class Ledger:
         """Ids of sequences of which a step heard that."""
         self.ended = set[str]()
         """Ids of sequences that the mesh has ended so."""
+        self.calls = False
+        """Whether models call each other."""
+        self.impatient = False
+        """Whether calls are given up before what goes wrong has passed."""
         self.resurrects = False
         """Whether a sequence may come back to a slot that another shard's has got since."""
         self.late_s = float("inf")
@@ -335,20 +341,27 @@ class Ledger:
                     self.story.violate(f"{place}: was given up, although it ends nobody")
                 life.state = None
             case StepOutcome.LOST:
-                if self.declared and state is not None:
+                if self.declared and state is not None and not self.is_callee_over(step.sequence.rpartition("|")[2]):
                     self.story.violate(f"{place}: its state was given up")
                 life.state = None
 
     def may_fail(self, correlation_id: str, error: str) -> bool:
-        """Whether a step that calls another model may fail so: the sequence that it calls has expired, or was over for
-        so long that it is forgotten, or the store has been full for longer than a call is patient.
+        """Whether a step that calls another model may fail so: the sequence that it calls is over, or the store has
+        been full, or a gateway away, for longer than a call is patient.
+        """
+        has_failed = CALL_FAILED in error and (self.is_callee_over(correlation_id) or FULL in error)
+        return has_failed or (self.impatient and not any(text in error for text in LASTING))
+
+    def is_callee_over(self, correlation_id: str) -> bool:
+        """Whether a sequence that is called has expired, or was over for so long that it is forgotten. Then its caller
+        may be lost with it, by a replay (docs/guides/calls.md).
         """
         over_s = self._now_s() - self._tombstone_s + IDLE_SLACK_S
         is_forgotten = any(
             name.rpartition("|")[2] == correlation_id and life.over_at is not None and life.over_at < over_s
             for (name, _), life in self._lives.items()
         )
-        return CALL_FAILED in error and (correlation_id in self.ended or is_forgotten or FULL in error)
+        return self.calls and (correlation_id in self.ended or is_forgotten)
 
     def _is_given_up(self, value: int) -> bool:
         """Whether its caller has gone. Of what another model has given nobody here knows whose it is."""

@@ -1,7 +1,7 @@
 """The models of the simulation: `fold`, whose state is a fold over its inputs that no two orders of steps, and no lost
 or doubled one, leave the same; in some meshes `fold2`, which does the same; in some `chain`, an ensemble in which
 `fold2` has what `fold` gives; and, where `fold` is decoupled, `say`, which is decoupled and has no state. In some
-meshes `fold` calls `fold2` in each of its steps (calling.py).
+meshes `fold` calls `fold2` in each of its steps, and there may be a `fold3` that one of the two calls (calling.py).
 
 It needs no thread and no tensor library; batching, checkpoints and whatever else the executor does around an engine is
 the executor's own code.
@@ -42,7 +42,7 @@ from shared.contract.tensors import Tensor
 from shared.statistics.tally import ModelLoad
 from tests.simulation.virtual import crash
 
-NAME, SECOND, CHAIN, STATELESS = "fold", "fold2", "chain", "say"
+NAME, SECOND, THIRD, CHAIN, STATELESS = "fold", "fold2", "fold3", "chain", "say"
 INPUT, OUTPUT, STATE_IN, STATE_OUT = "INPUT", "OUTPUT", "STATE_IN", "STATE_OUT"
 HEARD = "HEARD"
 """The output of a model that calls another one: the last answer that it heard."""
@@ -55,6 +55,8 @@ PASS = 10**9
 COMPUTED = 10**12
 """Inputs from here on are what another model gives: by chance none is less. They mean one pass, and nothing else."""
 FAILURE = "the model was told to fail"
+Calls = Mapping[str, tuple[str, ...]]
+"""Which models a model calls in each of its steps."""
 SILENCE_S = 0.08
 """Between two answers of a decoupled model, on the average."""
 
@@ -100,9 +102,20 @@ def is_deadly(value: int) -> bool:
     return abs(value) % 1000 >= DEADLY and abs(value) < COMPUTED
 
 
-def called_with(state: int) -> list[int]:
-    """What a model that calls another one sends it in a step. state: after the step"""
-    return [state, state + 1][: 1 + state % 2]
+def called_with(state: int, models: Sequence[str]) -> list[tuple[str, int]]:
+    """What a model that calls these sends them in a step: each of them once, and in every other step the first one
+    twice. state: after the step
+    """
+    called = [*models, *models[:1]][: len(models) + state % 2]
+    return [(model, state + index) for index, model in enumerate(called)]
+
+
+def answered(states: dict[str, int], calls: Calls, model: str, value: int) -> int:
+    """What a step says at last: what the model has heard last, or its state. states: of all models, which move on"""
+    heard = states[model] = fold(states.get(model, 0), value)
+    for callee, given in called_with(heard, calls.get(model, ())):
+        heard = answered(states, calls, callee, given)
+    return heard
 
 
 def before_last(state: int, value: int) -> list[int]:
@@ -127,9 +140,9 @@ class Shape:
     grows      its state has another term with most inputs; only if declared
     delay_us   a step waits so long for others, and in_order: answers leave in the order in which steps came
     patience_us  how long a request without a state may wait in its queue; 0: for ever
-    second     how it serves a second such model beside it, if it does
-    chained    it serves the ensemble of the two, too
-    calls      it calls the second one, in a sequence of the same id, and says what it heard, too
+    second, third  how it serves further such models beside it, if it does
+    chained    it serves the ensemble of the first two, too
+    calls      it calls these models, in sequences of the same id, and says what it heard, too
     """
 
     slots: int = 2
@@ -150,8 +163,9 @@ class Shape:
     patience_us: int = 0
     idle_s: float = 8.0
     second: Shape | None = None
+    third: Shape | None = None
     chained: bool = False
-    calls: bool = False
+    calls: tuple[str, ...] = ()
     parameters: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
@@ -160,6 +174,10 @@ class Shape:
         iterative model needs no state from before a step.
         """
         return self.declared or self.log_steps >= JOURNAL_STEPS or self.iterative
+
+    def of(self, name: str) -> Shape:
+        """How it serves the model of that name."""
+        return {SECOND: self.second, THIRD: self.third}.get(name) or self
 
     def config(self, name: str = NAME) -> ModelConfig:
         """As a model's configuration says it."""
@@ -210,7 +228,7 @@ class Shape:
     def chain(self) -> ModelConfig:
         """The configuration of the ensemble."""
         tensors = (TensorSpec(INPUT, "INT64", (1,)),), (TensorSpec(OUTPUT, "INT64", (1,)),)
-        first = EnsembleStep(NAME, "", {INPUT: INPUT}, {OUTPUT: "BETWEEN"})
+        first = EnsembleStep(NAME, "", {INPUT: INPUT}, {HEARD if self.calls else OUTPUT: "BETWEEN"})
         then = EnsembleStep(SECOND, "", {INPUT: "BETWEEN"}, {OUTPUT: OUTPUT})
         return ModelConfig(CHAIN, "", "ensemble", 1, *tensors, ensemble=(first, then))
 
@@ -313,7 +331,7 @@ class FoldRepository(ModelRepository):
     """
 
     def __init__(
-        self, shape: Callable[[str], Shape], engine: Callable[[Shape], FoldEngine], options: LoadOptions
+        self, shape: Callable[[str], Shape], engine: Callable[[Shape, str], FoldEngine], options: LoadOptions
     ) -> None:
         super().__init__((), Devices(), options)
         self._shape = shape
@@ -321,7 +339,8 @@ class FoldRepository(ModelRepository):
 
     def names(self) -> list[str]:
         shape = self._shape("")
-        return [NAME, *[SECOND] * (shape.second is not None), *[CHAIN] * shape.chained, *[STATELESS] * shape.decoupled]
+        further = [name for name in (SECOND, THIRD) if shape.of(name) is not shape]
+        return [NAME, *further, *[CHAIN] * shape.chained, *[STATELESS] * shape.decoupled]
 
     def _load(
         self, name: str, override_json: str | None, files: Mapping[str, bytes] | None, generation: str
@@ -330,13 +349,11 @@ class FoldRepository(ModelRepository):
         if present is not None and present.record.generation == generation:
             return present
         content = content_of(int(generation))
-        shape = self._shape(content)
-        if name == SECOND and shape.second is not None:
-            shape = shape.second
+        shape = self._shape(content).of(name)
         config = shape.stateless() if name == STATELESS else shape.chain() if name == CHAIN else shape.config(name)
         load = ModelLoad(name, "1", generation)
         workers = [
-            EngineWorker(self._engine(shape), name, f"{name}_{index}", InstanceIndex(index))
+            EngineWorker(self._engine(shape, name), name, f"{name}_{index}", InstanceIndex(index))
             for index in range(0 if name == CHAIN else shape.instances)
         ]
         slots = 0 if name in (STATELESS, CHAIN) else shape.slots

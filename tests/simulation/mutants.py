@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
 
+from executor.calls.client import CallClient
 from executor.core.actions import BatchMember
 from executor.core.decide import conclude
 from executor.core.state import OwnedSequence, OwnedSequences
@@ -31,7 +32,7 @@ from scheduler.ingest import StreamEntry
 from scheduler.leader import Leader
 from scheduler.lent_slots import LentSlots
 from shared.contract.errors import MeshError
-from shared.contract.ids import ExecutorId, ShardId, SlotIndex
+from shared.contract.ids import ExecutorId, SequenceId, ShardId, SlotIndex
 from shared.contract.messages import ReplyMessage
 from shared.store import libraries
 from shared.store.script_values import StepCommit
@@ -123,6 +124,10 @@ def delivered_without_waking(self: Leader, stream: str, entries: Sequence[tuple[
 
 async def nothing_wanted(self: EffectPerformer, wants: Sequence[WantSlots]) -> None:
     """In the place of `EffectPerformer._want`."""
+
+
+def owns_nothing(_client: CallClient, _sequence: SequenceId, _epoch: int) -> bool:
+    return False
 
 
 def looked_for_rarely(state: LeaderState, event: Looked) -> list[Action]:
@@ -516,6 +521,12 @@ MUTANTS = (
         "called late",
         "a START that a model calls for comes late, and begins its sequence again",
         (Edit("submit", r"local is_call = has\(flags, NAMED\)", "local is_call = false"),),
+        only="--calls",
+    ),
+    Mutant(
+        "replay fails",
+        "a step that is replayed takes a passing error for the answer to its call",
+        code={"executor.calls.client.CallClient._is_owned": owns_nothing},
         only="--calls",
     ),
     Mutant(

@@ -213,8 +213,9 @@ def test_ensembles_and_clients_that_spread_their_steps_lose_nothing_either() -> 
 
 def test_sequences_that_models_call_lose_nothing_either() -> None:
     """Seed 203: an executor that was cut off from the store called for the START of a step that was over elsewhere, and
-    the sequence began again. Seeds 1 and 2 are of stores that lose their newest data, and that refuse."""
-    results = [called(seed) for seed in (1, 2, 4, 203)]
+    the sequence began again. Seed 30: a replay failed for lack of a gateway. Seeds 1 and 2 are of stores that lose
+    their newest data, and that refuse; 1 has an ensemble, and steps that call two models, 2 a chain of three."""
+    results = [called(seed) for seed in (1, 2, 4, 30, 203)]
 
     assert [] == [summary(result) for result in results if result.violations]
     assert all(any("commit fold2|" in line for line in result.lines) for result in results)
@@ -248,6 +249,7 @@ def test_two_models_on_the_same_executors_lose_nothing_either() -> None:
         ("latest caller", 1, chained),
         ("unknown to its ensemble", 3, chained),
         ("called late", 203, called),
+        ("replay fails", 30, called),
     ],
 )
 def test_a_fault_that_only_one_kind_of_mesh_shows_is_found(

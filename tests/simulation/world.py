@@ -325,7 +325,7 @@ class World:
         """How the mesh serves a load of the model with that content."""
         return self.plan.shape
 
-    def engine(self, shape: Shape) -> FoldEngine:
+    def engine(self, shape: Shape, name: str) -> FoldEngine:
         """An instance of a model."""
         return FoldEngine(only_computes=shape.computes, grows=shape.grows)
 
