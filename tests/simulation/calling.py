@@ -415,7 +415,9 @@ def calling(plan: Plan, seed: int) -> Plan:
         # A replay from START makes all calls again.
         shape = replace(shape, log_steps=1000, rows=0)
         second = replace(second, parameters={"retry_replies": "64"})
-    third = _called(second, further) if THIRD in (*calls[NAME], *calls.get(SECOND, ())) else None
+    # Not as long again: at the end everything is waited for by the idle time of the first one.
+    third = replace(_called(second, further), idle_s=second.idle_s + CALLED_IDLE_S / 4)
+    third = third if THIRD in (*calls[NAME], *calls.get(SECOND, ())) else None
     shape = replace(shape, calls=calls[NAME], second=replace(second, calls=calls.get(SECOND, ())), third=third)
     habits = [
         replace(_calling(habit, model, calls, chance), fails=0.0)
