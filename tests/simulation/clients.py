@@ -27,6 +27,7 @@ from msgspec.structs import replace
 from gateway.requests.infer_call import InferCall
 from gateway.requests.waiting import Answer
 from shared.contract.errors import Code, MeshError, Reason, SequenceError, UnavailableError
+from shared.contract.limits import LOST_EXECUTORS_MAX
 from shared.contract.messages import decode_reply
 from shared.store.work_scripts import TOO_LATE
 from tests.simulation.ledger import Ledger
@@ -39,6 +40,7 @@ from tests.simulation.model import (
     PASS,
     STATELESS,
     Calls,
+    Shape,
     answered,
     before_last,
     fold,
@@ -107,6 +109,9 @@ class Habit:
 
 
 PASSES_MAX, NAMELESS = 4, 0.5
+EQUAL = 9
+"""So many different requests come where a cache may answer."""
+GIVEN_UP = f"was given up: {LOST_EXECUTORS_MAX} executors were lost"
 TWICE = 0.4
 """Of the steps of a client that spreads them: how many it sends through two gateways."""
 TIMEOUTS_US = 300_000, 1_000_000, 3_000_000
@@ -433,13 +438,24 @@ def _reason(error: MeshError) -> str | None:
 
 
 class Asker:
-    """A client of the decoupled model without state: one request after the other, each until it is answered."""
+    """A client of the model without state: one request after the other, each until it is answered. Where a cache may
+    answer, equal requests come again and again.
+    """
 
     def __init__(
-        self, index: int, doors: list[Door], chance: random.Random, story: Story, *, is_over: Callable[[], bool]
+        self,
+        index: int,
+        doors: list[Door],
+        chance: random.Random,
+        story: Story,
+        shape: Shape,
+        *,
+        is_over: Callable[[], bool],
     ) -> None:
         self.index = index
         self.answered = 0
+        self.excused = frozenset({Code.UNAVAILABLE})
+        self._shape = shape
         self.doing = "nothing"
         self._doors = doors
         self._chance = chance
@@ -452,7 +468,7 @@ class Asker:
         while not self._is_over():
             await asyncio.sleep(self._chance.expovariate(2))
             asked += 1
-            value = self.index * 1000 + asked
+            value = self._chance.randint(1, EQUAL) if self._shape.cached else self.index * 1000 + asked
             self.doing = f"waits for {value}"
             while not await self._is_answered(value):
                 await asyncio.sleep(self._chance.uniform(0.05, 0.6))
@@ -461,20 +477,23 @@ class Asker:
     async def _is_answered(self, value: int) -> bool:
         """Sends a request, perhaps once more: it is another one then, and all of its answers come anew."""
         had: list[Answer | MeshError] = []
-        call = InferCall(STATELESS, inputs=(number(INPUT, value),))
+        priority = self._chance.choice((0, 1, 2)) if self._shape.stateless else 0
+        call = InferCall(STATELESS, priority=priority, inputs=(number(INPUT, value),))
         (answer,) = await self._chance.choice(self._doors).infer([call], lambda _, content: had.append(content))
         place, state = f"request {value}", fold(0, value)
         try:
             async with asyncio.timeout(self._chance.choice((None, None, 3.0))):
                 got = value_of((await answer).message.outputs[0])
-        except (LostError, TimeoutError, UnavailableError) as error:
+        except (LostError, TimeoutError, MeshError) as error:
             self._story.tell(f"{place}: {error!r}")
+            if isinstance(error, MeshError) and error.code not in self.excused and GIVEN_UP not in error.message:
+                self._story.violate(f"{place}: is refused: {error.code} {error.message}")
             if had and str(error) == decode_reply(TOO_LATE).error:
                 self._story.violate(f"{place}: is refused as too late, although it has answers: {had}")
             return False
         if got != state:
             self._story.violate(f"{place} is answered with {got} instead of {state}")
-        check_all(self._story, place, had, before_last(state, value))
+        check_all(self._story, place, had, before_last(state, value) if self._shape.decoupled else [])
         self.answered += 1
         return True
 

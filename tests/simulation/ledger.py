@@ -8,6 +8,7 @@ scripts: it makes its own.
     one owner            a commit that was accepted came from the owner of that moment, in its epoch, and so did every
                          answer before a step's last one
     no lost state        what a step gives is the fold over all steps since START
+    one answer           to a stateless request, each time that it is accepted
     one slot             no two live sequences in one place
     a slot kept          where idle sequences do not give up their slots, none does
     journals             hold what the model ran since START, with its answers, and lack nothing that they have room for
@@ -42,6 +43,7 @@ from shared.store.script_values import (
     Submitted,
 )
 from shared.store.scripts import Scripts
+from shared.store.work_scripts import Finished, RequestId, WorkDone, WorkItem, WorkScripts, request_id
 from tests.simulation.lua_scripts import run_script
 from tests.simulation.model import COMPUTED, JOURNAL_STEPS, fold, is_deadly, value_of
 from tests.simulation.store import Args, Reply, Store
@@ -100,6 +102,8 @@ class Ledger:
         self._calls: dict[tuple[tuple[bytes, ...], tuple[bytes, ...]], Seen] = {}
         self._lives: dict[tuple[SequenceId, bytes], Life] = {}
         self._accepted: dict[tuple[SequenceId, int], tuple[bytes, int]] = {}
+        self._requests = set[RequestId]()
+        """Stateless ones that may be answered."""
         self.store: Store
         self.given_up: set[int] = set()
         """Inputs whose callers have gone."""
@@ -143,6 +147,9 @@ class Ledger:
             "reject": lambda _, rejections, records, refused: self._rejected(rejections, records, refused),
         }
         with ExitStack() as stack:
+            for script, note in {"enqueue": self._came, "finish": self._finished}.items():
+                made = self._watched_work(getattr(WorkScripts, script), note)
+                stack.enter_context(patch.object(WorkScripts, script, made))
             for script, judge in judges.items():
                 stack.enter_context(patch.object(Scripts, script, self._watched(getattr(Scripts, script), judge)))
             yield
@@ -160,6 +167,17 @@ class Ledger:
                 lambda records, outcomes: judge(caller, told, records, outcomes),
                 call.read,
             )
+            return call
+
+        return made
+
+    def _watched_work(self, make: Callable[..., Call[Any]], note: Callable[..., None]) -> Callable[..., Call[Any]]:
+        """In the place of a method of `WorkScripts`. make: that method; note: is told its arguments and its reply"""
+
+        def made(scripts: WorkScripts, *told: Any, **more: Any) -> Call[Any]:
+            call = make(scripts, *told, **more)
+            name = tuple(map(_wire, call.keys)), tuple(map(_wire, call.args))
+            self._calls[name] = Seen(list, lambda _, outcome: note(*told, outcome), call.read)
             return call
 
         return made
@@ -247,6 +265,19 @@ class Ledger:
                     f"{place}: answers of {executor} in epoch {step.epoch}: {is_written}; its owner is "
                     f"{owner or 'nobody'} in {epoch}, after step {committed}"
                 )
+
+    def _came(self, items: Sequence[WorkItem], outcomes: Sequence[bool | bytes]) -> None:
+        """One that its gateway sends again, as it does not know what became of it, may have been answered before."""
+        accepted = zip(items, outcomes, strict=True)
+        self._requests |= {request_id(item.gateway, item.token) for item, outcome in accepted if outcome is True}
+
+    def _finished(self, _: object, executor: str, done: Sequence[WorkDone], finished: Finished) -> None:
+        for one, is_answered in zip(done, finished.answered, strict=True):
+            self.story.tell(f"finish {one.id} of {executor}: {is_answered}")
+            if is_answered and one.id not in self._requests:
+                self.story.violate(f"request {one.id} is answered twice, now by {executor}, or nobody has asked for it")
+            if is_answered:
+                self._requests.discard(one.id)
 
     def _committed(
         self, executor: str, steps: Sequence[StepCommit], records: Sequence[Record], codes: Sequence[CommitCode]

@@ -1,7 +1,7 @@
 """The models of the simulation: `fold`, whose state is a fold over its inputs that no two orders of steps, and no lost
 or doubled one, leave the same; in some meshes `fold2`, which does the same; in some `chain`, an ensemble in which
-`fold2` has what `fold` gives; and, where `fold` is decoupled, `say`, which is decoupled and has no state. In some
-meshes `fold` calls `fold2` in each of its steps, and there may be a `fold3` that one of the two calls (calling.py).
+`fold2` has what `fold` gives; and in some `say`, which has no state, and is decoupled where `fold` is. In some meshes
+`fold` calls `fold2` in each of its steps, and there may be a `fold3` that one of the two calls (calling.py).
 
 It needs no thread and no tensor library; batching, checkpoints and whatever else the executor does around an engine is
 the executor's own code.
@@ -14,8 +14,9 @@ import random
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
-from executor.engine.base import Answers, BatchResult, Row, RowError, RowResult, Timings
+from executor.engine.base import Answers, BatchResult, LateAnswer, Row, RowError, RowResult, Timings
 from executor.models.fingerprints import Fingerprint
 from executor.models.repository import ModelRepository
 from executor.models.served import LoadedModel, ServedVersion
@@ -37,6 +38,7 @@ from shared.contract.model_config import (
     SequenceBatching,
     StateSpec,
     TensorSpec,
+    TimeoutAction,
 )
 from shared.contract.tensors import Tensor
 from shared.statistics.tally import ModelLoad
@@ -59,6 +61,8 @@ Calls = Mapping[str, tuple[str, ...]]
 """Which models a model calls in each of its steps."""
 SILENCE_S = 0.08
 """Between two answers of a decoupled model, on the average."""
+LATE_S = 0.01, 0.08, 2.0
+"""Between a batch and an answer that comes behind it, on the average: longer than a registration takes, too."""
 
 
 def fold(state: int, value: int) -> int:
@@ -136,6 +140,9 @@ class Shape:
     spare     slots of each instance that are kept free for others, if they do
     computes  it does nothing but compute: some of its batches run on the event loop (`ChancePace`)
     decoupled  it has up to ANSWERS answers to each input
+    late       it gives some of its answers behind their batches; only if not decoupled
+    stateless  the mesh serves a model without a state, too; in any case if decoupled
+    cached     equal requests to that one may be answered from the response cache
     iterative  each input is a sequence, and it makes as many passes over the input as that says (`passes_of`)
     grows      its state has another term with most inputs; only if declared
     delay_us   a step waits so long for others, and in_order: answers leave in the order in which steps came
@@ -156,6 +163,9 @@ class Shape:
     spare: int = 0
     computes: bool = False
     decoupled: bool = False
+    late: bool = False
+    stateless: bool = False
+    cached: bool = False
     iterative: bool = False
     grows: bool = False
     delay_us: int = 0
@@ -208,21 +218,36 @@ class Shape:
             decoupled=self.decoupled,
         )
 
-    def stateless(self) -> ModelConfig:
+    @property
+    def has_stateless(self) -> bool:
+        """Whether the mesh serves a model without a state."""
+        return self.decoupled or self.stateless
+
+    def stateless_config(self) -> ModelConfig:
         """The configuration of the model without a state."""
         tensors = (TensorSpec(INPUT, "INT64", (1,)),), (TensorSpec(OUTPUT, "INT64", (1,)),)
         groups = (InstanceGroup(STATELESS, count=self.instances),)
         policy = QueuePolicy(default_timeout_us=self.patience_us)
-        batching = DynamicBatching(max_queue_delay_us=self.delay_us, default_queue_policy=policy)
+        # A request of the second level is delayed when it is late.
+        policies = {2: QueuePolicy(TimeoutAction.DELAY, self.patience_us)}
+        batching = DynamicBatching(
+            max_queue_delay_us=self.delay_us,
+            preserve_ordering=self.in_order,
+            priority_levels=2,
+            default_priority_level=1,
+            default_queue_policy=policy,
+            priority_queue_policies=policies,
+        )
         return ModelConfig(
             STATELESS,
             "simulated",
             "",
             self.slots,
             *tensors,
-            dynamic_batching=batching if self.patience_us or self.delay_us else None,
+            dynamic_batching=batching if self.stateless or self.patience_us or self.delay_us else None,
             instance_groups=groups,
-            decoupled=True,
+            decoupled=self.decoupled,
+            response_cache=self.cached,
         )
 
     def chain(self) -> ModelConfig:
@@ -238,9 +263,10 @@ class FoldEngine:
     is the sum of its terms.
     """
 
-    def __init__(self, *, only_computes: bool = False, grows: bool = False) -> None:
+    def __init__(self, *, only_computes: bool = False, grows: bool = False, late: bool = False) -> None:
         self.only_computes = only_computes
         self._grows = grows
+        self._late = late
         self._states: dict[int, tuple[int, ...]] = {}
         self._passes: dict[int | None, int] = {}
 
@@ -271,6 +297,12 @@ class FoldEngine:
         if row.answers is not None:
             self._say(row.slot, row.answers, before_last(state, value)[passes - 1 :], last, terms)
             return RowResult((), open=True)
+        if self._late and random.random() < 0.5:
+            # It does not ask whether somebody still listens.
+            late, silence_s = LateAnswer(), random.expovariate(1 / random.choice(LATE_S))
+            keep = partial(self._keep, row.slot, terms)
+            asyncio.get_running_loop().call_later(silence_s, late.end, last, keep)
+            return RowResult((), open=True, late=late)
         self._keep(row.slot, terms)
         return last
 
@@ -340,7 +372,7 @@ class FoldRepository(ModelRepository):
     def names(self) -> list[str]:
         shape = self._shape("")
         further = [name for name in (SECOND, THIRD) if shape.of(name) is not shape]
-        return [NAME, *further, *[CHAIN] * shape.chained, *[STATELESS] * shape.decoupled]
+        return [NAME, *further, *[CHAIN] * shape.chained, *[STATELESS] * shape.has_stateless]
 
     def _load(
         self, name: str, override_json: str | None, files: Mapping[str, bytes] | None, generation: str
@@ -350,7 +382,9 @@ class FoldRepository(ModelRepository):
             return present
         content = content_of(int(generation))
         shape = self._shape(content).of(name)
-        config = shape.stateless() if name == STATELESS else shape.chain() if name == CHAIN else shape.config(name)
+        config = (
+            shape.stateless_config() if name == STATELESS else shape.chain() if name == CHAIN else shape.config(name)
+        )
         load = ModelLoad(name, "1", generation)
         workers = [
             EngineWorker(self._engine(shape, name), name, f"{name}_{index}", InstanceIndex(index))
@@ -360,8 +394,11 @@ class FoldRepository(ModelRepository):
         # As `VersionMaker._marked`.
         mark = "" if not self.options.reloads or not slots else content if config.recoverable else f"{random.random()}"
         fingerprint = Fingerprint(content, generation)
-        served = ServedVersion(config, "1", workers, slots, StatisticsRecorder(load), fingerprint, mark=mark)
-        model = LoadedModel(ModelRecord(config, "{}", ("1",), generation), [served])
+        scope = content.replace(" ", "-") if config.response_cache else ""
+        recorder = StatisticsRecorder(load)
+        served = ServedVersion(config, "1", workers, slots, recorder, fingerprint, cache_scope=scope, mark=mark)
+        scopes = {"1": scope} if scope else {}
+        model = LoadedModel(ModelRecord(config, "{}", ("1",), generation, cache_scopes=scopes), [served])
         self._replace(name, model)
         return model
 

@@ -163,6 +163,19 @@ def opened_with_each_pass(
     return opened(self, member)
 
 
+def kept_whoever_sits_there(
+    self: OpenRow[Any], last: Any, keep_state: Callable[[], None] | None = None, end: Callable[..., None] = OpenRow.end
+) -> None:
+    """In the place of `OpenRow.end`: the state in the slot moves on, although the slot may be another sequence's."""
+    if self.is_over and keep_state is not None:
+        keep_state()
+    end(self, last, keep_state)
+
+
+async def nothing_claimed(*_: object) -> None:
+    """In the place of `WorkModel.claim_from`."""
+
+
 def due_at_once(entry: Entry, _timeout_us: int) -> int:
     """In the place of `expiry.deadline_ms`."""
     return entry.ms
@@ -439,6 +452,18 @@ MUTANTS = (
         "grown alone",
         "of a state that has grown only what is behind its former end is written, though it has changed before it",
         code={"executor.sequences.written_states.leading_equal": taken_for_unchanged},
+        only="--vary",
+    ),
+    Mutant(
+        "late in another's slot",
+        "an answer that comes behind its batch moves the state of the sequence on that has the slot by then",
+        code={"executor.workers.open_rows.OpenRow.end": kept_whoever_sits_there},
+        only="--vary",
+    ),
+    Mutant(
+        "work of the dead",
+        "nobody puts the stateless requests back that a lost executor held",
+        code={"executor.stateless.work_model.WorkModel.claim_from": nothing_claimed},
         only="--vary",
     ),
     Mutant(

@@ -8,7 +8,9 @@
               (docs/guides/promises.md)
     models    whose states are made anew by a takeover from the steps since START, and decoupled ones; a load with
               another content has other slots, instances and checkpoints. Iterative ones, whose passes begin anew where
-              they are taken over, and whose callers leave between two of them; states that grow, and shrink
+              they are taken over, and whose callers leave between two of them; states that grow, and shrink; answers
+              that come behind their batches. Beside it one without a state whose answers may come from the cache, or
+              leave in the order of arrival, and which is loaded and unloaded, too
     times     steps with a timeout, stateless requests with one of their model's; batches that wait for more rows, and
               answers in the order of their steps
     operator  drains executors
@@ -38,6 +40,10 @@ TENANTS = {"few": TenantLimits(live_max=2), "many": TenantLimits(share=3)}
 DEADLY = 0.01
 ITERATIVE, LEAVES = 0.25, 0.2
 """The share of meshes whose model is iterative, and how often a plain client of these leaves."""
+LATE, WITHOUT_STATE, CACHED = 0.4, 0.5, 0.4
+"""The shares of meshes with late answers, and with a model without a state; and of those with its answers cached."""
+CACHE_BYTES = 400, 1_000_000
+"""Of the cache: for a few answers, or for all."""
 DEADLY_BESIDE, BESIDE = 0.1, 0.25
 """The share of inputs that end an executor, of one client of so many meshes."""
 
@@ -109,6 +115,12 @@ def varied_plan(seed: int) -> Plan:
         patience_us=chance.choice((0, delay_us + 20_000, delay_us + 200_000)),
     )
     habits = [replace(habit, hurries=chance.choice((0.0, 0.5))) for habit in habits]
+    # As above.
+    chance = random.Random(f"stateless {seed}")
+    if not shape.decoupled:
+        late, stateless, cached = (chance.random() < share for share in (LATE, WITHOUT_STATE, CACHED))
+        shape = replace(shape, late=late and not shape.iterative, stateless=stateless, cached=stateless and cached)
+        plan = replace(plan, cache_bytes=chance.choice(CACHE_BYTES))
     if shape.iterative:
         habits = [replace(one, iterative=True, cancels=LEAVES if one.style is Style.PLAIN else 0.0) for one in habits]
     return replace(plan, shape=shape, habits=habits)

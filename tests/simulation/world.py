@@ -82,7 +82,7 @@ ASKERS = 2
 
 @dataclass(frozen=True)
 class Plan:
-    """What a seed means. slow: how many of the model's runs take seconds."""
+    """What a seed means. slow: how many of the model's runs take seconds; cache_bytes: of the response cache."""
 
     shape: Shape
     shards: int
@@ -94,6 +94,7 @@ class Plan:
     faults_s: float
     fault_pause_s: float
     trouble: Trouble
+    cache_bytes: int = 0
 
     def compute_s(self, chance: random.Random) -> float:
         """How long a run of the model takes."""
@@ -327,7 +328,7 @@ class World:
 
     def engine(self, shape: Shape, name: str) -> FoldEngine:
         """An instance of a model."""
-        return FoldEngine(only_computes=shape.computes, grows=shape.grows)
+        return FoldEngine(only_computes=shape.computes, grows=shape.grows, late=shape.late and not shape.in_order)
 
     def _servers(self) -> Mapping[str, Server]:
         return {"": Server(self.store, later)}
@@ -356,7 +357,9 @@ class World:
 
     def _gateway(self, name: str) -> Callable[[Life], Awaitable[int]]:
         def main(life: Life) -> Awaitable[int]:
-            return lifecycle.outcome(partial(gateway.service.serve, GatewaySettings(**self._common(name))), life.stop)
+            cache = f"local,size={self.plan.cache_bytes}" if self.plan.shape.cached else ""
+            settings = GatewaySettings(cache_config=cache, **self._common(name))
+            return lifecycle.outcome(partial(gateway.service.serve, settings), life.stop)
 
         return main
 
@@ -393,7 +396,7 @@ class World:
         await asyncio.sleep(LEASE_MS / 1000 + 2.0)
         doors = self.doors()
         self.clients = [self._client(index, habit, doors) for index, habit in enumerate(self.plan.habits, 1)]
-        if self.plan.shape.decoupled:
+        if self.plan.shape.has_stateless:
             self.clients += [self._asker(len(self.clients) + 1 + index, doors) for index in range(ASKERS)]
         running = [asyncio.ensure_future(client.run()) for client in self.clients]
         await self.weather()
@@ -433,7 +436,8 @@ class World:
 
     def _asker(self, index: int, doors: list[Door]) -> Asker:
         chance = random.Random(f"asker {index} {self.chance.random()}")
-        return Asker(index, doors, chance, self.story, is_over=lambda: self._calm)
+        shape = self.plan.shape
+        return Asker(index, doors, chance, self.story, shape, is_over=lambda: self._calm)
 
     async def _clear_up(self) -> None:
         """After the idle time nothing is left but what is meant to stay."""
