@@ -384,6 +384,9 @@ def settle(state: OwnedSequences, member: BatchMember, end: RowEnd, row: int | N
         owned.void = None if end is RowEnd.DONE else VoidCause.FAILED
     if is_replay:
         return []
+    if state.makes_calls and end is not RowEnd.DONE:
+        # The next owner may do the step, if this one has lost the sequence.
+        state.careful.add(owned.sequence)
     if end is RowEnd.DONE:
         change = state.recovery.succeeded(owned.kept, step, saved=member.save)
     elif owned.void is not None:

@@ -248,7 +248,9 @@ class OwnedSequences:
     one_by_one  a step begins only when the step before it is final: its answers leave before its commit (decoupled
                models)
     careful    sequences for which that holds while they are here, because owners were lost with one of their steps: if
-               the step behind it ends this owner too, its commit must not be lost, or that loss would count for it
+               the step behind it ends this owner too, its commit must not be lost, or that loss would count for it;
+               or because a step has failed
+    makes_calls  the model calls others: what it calls from a state that the next owner does not come to stays called
     slots, spare  number of slots here, and how many of them are to be free; spare is 0 where none is kept free
     idle       where slots are kept free: sequences that can leave at no cost, because the mesh holds their states and
                they have no step. The least recently used comes first
@@ -265,8 +267,10 @@ class OwnedSequences:
         slots: int = 0,
         spare: int = 0,
         one_by_one: bool = False,
+        makes_calls: bool = False,
     ) -> None:
         self.one_by_one = one_by_one
+        self.makes_calls = makes_calls
         self.careful: set[SequenceId] = set()
         self.recovery = recovery
         self.ready = ready

@@ -110,6 +110,7 @@ class SequenceModel:
             slots=served.slots * len(served.workers),
             spare=spare_slots(config, served.slots) * len(served.workers),
             one_by_one=config.decoupled,
+            makes_calls=served.workers[0].makes_calls,
         )
         self._open = OpenSteps(
             version=served.version,
