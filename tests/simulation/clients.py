@@ -318,7 +318,9 @@ class Sequence:
                 self._states.clear()
                 self._has_failed = False
             try:
-                async with asyncio.timeout(self._client.patience_s):
+                # One that comes late would begin the sequence again, after the client went on elsewhere (promises.md).
+                is_waited_for = call.start and self._habit.style is Style.NAMED
+                async with asyncio.timeout(None if is_waited_for else self._client.patience_s):
                     # Shielded, as in a stream: who leaves gives up all that is open in one turn.
                     self._check(call, await asyncio.shield(answer))
             except (LostError, TimeoutError):
