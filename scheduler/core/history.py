@@ -12,8 +12,8 @@ from typing import NamedTuple, TypeVar
 
 Phase = TypeVar("Phase", bound=str)
 
-HISTORY_MOVES_MAX = 4096
-"""Moves remembered per model, over all sequences and executors."""
+HISTORY_MOVES_MAX = 512
+"""Moves remembered per model, over all sequences and executors: about 100 KB, and a thousand models may be led."""
 
 
 class Move(NamedTuple):
