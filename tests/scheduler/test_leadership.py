@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -616,7 +617,8 @@ async def test_a_right_that_is_withdrawn_is_told_without_a_traceback_and_what_wa
 
     told = next(record for record in caplog.records if record.getMessage() == "leader failed")
     assert told.exc_info is None
-    assert "incr" in str(vars(told)["fields"]["cause"])
+    # Redis 7.0 does not name the command.
+    assert re.search("'incr'|can't run this command", str(vars(told)["fields"]["cause"]))
 
 
 async def test_redis_without_memory_finishes_what_was_accepted(private_server: EmbeddedRedis) -> None:
