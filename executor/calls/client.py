@@ -203,7 +203,7 @@ class CallClient:
             # From here on it looks for a gateway: it may have waited at the last one for long.
             now = time.monotonic()
             patience_until = patience_until or now + PATIENCE_S
-            if not (self._is_owned(*call.replayed) if call.replayed else now <= patience_until):
+            if not self._goes_on(call, is_patient=now <= patience_until):
                 return answer
             if now > patience_until:
                 patience_until = math.inf
@@ -212,8 +212,11 @@ class CallClient:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, PAUSE_MAX_S)
 
-    def _is_owned(self, sequence: SequenceId, epoch: int) -> bool:
-        return self._owns is not None and self._owns(sequence, epoch)
+    def _goes_on(self, call: ModelCall, *, is_patient: bool) -> bool:
+        """Whether a call that was not answered is made again."""
+        if call.replayed is None:
+            return is_patient
+        return self._owns is not None and self._owns(*call.replayed)
 
     async def _once(self, gateway: CallGateway, call: ModelCall, request: bytes) -> tuple[CallAnswer, bool]:
         rpc = gateway.ready if call.asks_readiness else gateway.infer

@@ -15,6 +15,7 @@ from shared.contract.errors import Code, Retry, code_of
 from shared.contract.messages import END, START
 from shared.contract.parameters import EMPTY_FINAL_RESPONSE, FINAL_RESPONSE, INT64_MAX, Parameter, write_parameters
 from shared.contract.tensors import Tensor
+from shared.store.work_scripts import OVERDUE
 
 RAW_CONTENTS = b"\x3a"
 """Tag of a ModelInferRequest's `raw_input_contents`: field 7, with a length."""
@@ -36,8 +37,6 @@ CODES = {
 UNKNOWN_MODEL = "Request for unknown model: "
 DECOUPLED = "decoupled transaction policy"
 NOT_READY = "is not at ready state"
-OVERDUE = "Request timeout expired"
-"""Of a stateless request that waited in its queue for as long as its model allows."""
 UNSENT = "Internal error from Core"
 """What gRPC says of a stream that was over before its request was sent, in place of how it ended."""
 
@@ -165,7 +164,7 @@ def streamed(call: ModelCall, message: Any) -> tuple[CallAnswer, bool, bool]:
 
 def outcome_of(call: ModelCall, error: Any) -> Outcome:
     """What an AioRpcError says of its call."""
-    trailing: dict[str, object] = dict(error.trailing_metadata() or ())
+    trailing = _trailing(error)
     retry = trailing.get(RETRY_KEY)
     if retry == Retry.SAME.value:
         return Outcome.AGAIN
@@ -178,7 +177,7 @@ def outcome_of(call: ModelCall, error: Any) -> Outcome:
             return Outcome.GATEWAY_GONE
         case "INTERNAL" if error.details() == UNSENT:
             return Outcome.AGAIN
-        case code if is_passing(call, code, error.details() or "", was_accepted=_was_accepted(error)):
+        case code if is_passing(call, code, error.details() or "", was_accepted=_was_accepted(trailing)):
             return Outcome.AGAIN
         case _:
             return Outcome.ANSWERED
@@ -196,11 +195,14 @@ def is_passing(call: ModelCall, code: str, text: str, *, was_accepted: bool) -> 
 def failure_of(call: ModelCall, error: Any) -> CallAnswer:
     name: str = error.code().name
     code, text = CODES.get(name, Code.INTERNAL), error.details() or name
-    return _failure(call, code, text, was_accepted=_was_accepted(error))
+    return _failure(call, code, text, was_accepted=_was_accepted(_trailing(error)))
 
 
-def _was_accepted(error: Any) -> bool:
-    trailing: dict[str, object] = dict(error.trailing_metadata() or ())
+def _trailing(error: Any) -> dict[str, object]:
+    return dict(error.trailing_metadata() or ())
+
+
+def _was_accepted(trailing: Mapping[str, object]) -> bool:
     return trailing.get(ANSWERED_KEY) == ACCEPTED
 
 

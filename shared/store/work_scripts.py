@@ -28,7 +28,8 @@ from shared.store.script_sender import Call, each_as
 LEVEL_DIGITS = 20
 """Digits of a priority level in a queue's order, because levels are uint64."""
 
-TOO_LATE = encode(ReplyMessage("", error_code=Code.UNAVAILABLE, error="Request timeout expired"))
+OVERDUE = "Request timeout expired"
+TOO_LATE = encode(ReplyMessage("", error_code=Code.UNAVAILABLE, error=OVERDUE))
 """The answer to a request whose timeout ended before an executor took it."""
 
 RequestId = str

@@ -25,13 +25,14 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from executor.calls import client as client_module
 from executor.calls.client import CallClient, Stream
 from executor.calls.gateways import SILENT_S, CallGateway, Gateways
-from executor.calls.protocol import OVERDUE, RETRY_KEY, request_of
+from executor.calls.protocol import RETRY_KEY, request_of
 from executor.engine.python.calls import CallAnswer, ModelCall
 from executor.settings import ExecutorSettings
 from shared.contract.calls import ACCEPTED, ANSWERED_KEY, CALL_KEY, FULL, REFUSED, read_call
 from shared.contract.ids import SequenceId
 from shared.contract.tensors import from_numpy
 from shared.store.company import ServiceLine, call_addresses
+from shared.store.work_scripts import OVERDUE
 
 pb: Any = service_pb2
 Servicer: Any = service_pb2_grpc.GRPCInferenceServiceServicer
