@@ -172,7 +172,7 @@ class ModelRepository:
             raise LoadError(message, Code.INTERNAL) from error
         finally:
             self.loading.pop(name, None)
-            if files:
+            if files and name in self.failures:
                 self._forget_stranger(name)
             if closed := fill_standard_streams():
                 logs.warning("model closed standard streams, they lead nowhere now", model=name, descriptors=closed)
