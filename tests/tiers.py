@@ -22,13 +22,14 @@ EVERYDAY_MESHES = frozenset({"shared_mesh", "shared_target"})
 """Fixtures of meshes that many files share, and whose processes live."""
 EVERYDAY_FILES = frozenset(
     {
-        # Reads the code alone.
+        # They read the code alone.
         "conformance/test_table.py",
+        "simulation/test_mutants.py",
         # Of those that kill the processes of `shared_victim`: every service is killed in it.
         "mesh/test_killed_processes.py",
     }
 )
-"""Files of these folders that are not long, either."""
+"""Files of all these folders that are not long, either."""
 SERVERS = frozenset({"redis_server", "redis_cluster", "private_server", "private_cluster", "otlp_receiver"})
 """Fixtures that start a server."""
 SERVICES = frozenset(
@@ -89,10 +90,12 @@ def tier_of(path: str, fixtures: Collection[str], *, starts_processes: bool) -> 
     starts_processes  whether it, or this value of its parameters, is marked so: a process more for each such test
     """
     folder = path.split("/", maxsplit=1)[0]
+    if path in EVERYDAY_FILES:
+        return "everyday"
     if folder in TRIALS or path in SERVICES or starts_processes:
         return "long"
     if folder in OF_MESHES:
-        return "everyday" if path in EVERYDAY_FILES or not EVERYDAY_MESHES.isdisjoint(fixtures) else "long"
+        return "long" if EVERYDAY_MESHES.isdisjoint(fixtures) else "everyday"
     if path in PROGRAMS or not SERVERS.isdisjoint(fixtures):
         return "everyday"
     return "unit"

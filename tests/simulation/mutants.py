@@ -1,7 +1,7 @@
 """Faults that are put into the mesh on purpose: a simulation that does not find them proves nothing.
 
-A mutant changes the text of scripts, or a piece of a service. That a script's text is still there is checked when the
-mutant is used, so that none of them goes blind when the script changes.
+A mutant changes the text of scripts, or a piece of a service. That what it changes is still there is checked when the
+mutant is used, so that none of them goes blind when the code changes.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from executor.calls.client import CallClient
 from executor.core.actions import BatchMember
 from executor.core.decide import conclude
 from executor.core.state import OwnedSequence, OwnedSequences
+from executor.engine.python.calls import ModelCall
 from executor.sequences.committer import CommitOwner, _Group
 from executor.sequences.open_steps import OpenSteps
 from executor.workers.open_rows import OpenRow
@@ -32,7 +33,7 @@ from scheduler.ingest import StreamEntry
 from scheduler.leader import Leader
 from scheduler.lent_slots import LentSlots
 from shared.contract.errors import MeshError
-from shared.contract.ids import ExecutorId, SequenceId, ShardId, SlotIndex
+from shared.contract.ids import ExecutorId, ShardId, SlotIndex
 from shared.contract.messages import ReplyMessage
 from shared.store import libraries
 from shared.store.script_values import StepCommit
@@ -126,8 +127,9 @@ async def nothing_wanted(self: EffectPerformer, wants: Sequence[WantSlots]) -> N
     """In the place of `EffectPerformer._want`."""
 
 
-def owns_nothing(_client: CallClient, _sequence: SequenceId, _epoch: int) -> bool:
-    return False
+def replays_no_longer(_client: CallClient, call: ModelCall, *, is_patient: bool) -> bool:
+    """In the place of `CallClient._goes_on`."""
+    return is_patient and call.replayed is None
 
 
 def looked_for_rarely(state: LeaderState, event: Looked) -> list[Action]:
@@ -551,7 +553,7 @@ MUTANTS = (
     Mutant(
         "replay fails",
         "a step that is replayed takes a passing error for the answer to its call",
-        code={"executor.calls.client.CallClient._is_owned": owns_nothing},
+        code={"executor.calls.client.CallClient._goes_on": replays_no_longer},
         only="--calls",
     ),
     Mutant(
