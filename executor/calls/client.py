@@ -168,9 +168,9 @@ class CallClient:
 
     def left_s(self, call: ModelCall) -> float:
         """How long a call may still take."""
-        if not call.deadline_ms:
+        if not call.deadline_us:
             return self._timeout_s
-        return min(self._timeout_s, max(0.0, call.deadline_ms / 1000 - time.time()))
+        return min(self._timeout_s, max(0.0, call.deadline_us / 1e6 - time.monotonic()))
 
     @asynccontextmanager
     async def turn(self, call: ModelCall) -> AsyncGenerator[None]:

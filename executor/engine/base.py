@@ -37,7 +37,8 @@ class Origin(msgspec.Struct, frozen=True, array_like=True):
     name     of the sequence, or of the stateless request
     step     the step's number in the sequence's record; 0 for a stateless request
     passes   how often the step was run before without being answered (`iterative_sequence`)
-    arrived_ns, chain, deadline_ms, traceparent  of the request's `InferMessage`
+    arrived_ns, chain, traceparent  of the request's `InferMessage`
+    deadline_us  monotonic clock of this machine, us, when those who wait for a call give up; 0: none of them said
     replayed_in  the epoch of the owner that runs a committed step again, for its state alone; 0: a step that is to be
                  answered, or a stateless request. Nobody waits for a replayed step, so it has no deadline
     """
@@ -47,15 +48,20 @@ class Origin(msgspec.Struct, frozen=True, array_like=True):
     passes: int
     arrived_ns: int
     chain: tuple[str, ...]
-    deadline_ms: int
+    deadline_us: int
     traceparent: str
     replayed_in: int = 0
 
     @classmethod
-    def of(cls, message: InferMessage, name: str, step: int = 0, passes: int = 0, replayed_in: int = 0) -> Origin:
-        """Of a request, as the mesh holds it."""
-        deadline_ms = 0 if replayed_in else message.deadline_ms
-        return cls(name, step, passes, message.arrived_ns, message.chain, deadline_ms, message.traceparent, replayed_in)
+    def of(
+        cls, message: InferMessage, name: str, taken_us: int, step: int = 0, passes: int = 0, replayed_in: int = 0
+    ) -> Origin:
+        """Of a request, as the mesh holds it. taken_us: when this executor took it in, monotonic clock"""
+        deadline_us = 0
+        if message.deadline_ms and not replayed_in:
+            # By the gateway's clock, which may be hours off: from here on counts what was left when the call arrived.
+            deadline_us = taken_us + message.deadline_ms * 1000 - message.arrived_ns // 1000
+        return cls(name, step, passes, message.arrived_ns, message.chain, deadline_us, message.traceparent, replayed_in)
 
 
 class Answers(Protocol):

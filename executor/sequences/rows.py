@@ -53,6 +53,6 @@ class RowMaker:
         )
 
     def _origin(self, member: BatchMember) -> Origin:
-        owned, step = member.owned, member.queued.step
-        replayed_in = owned.epoch if owned.replays else 0
-        return Origin.of(member.queued.message, step.sequence, step.step, owned.passes, replayed_in)
+        owned, queued = member.owned, member.queued
+        name, step, replayed_in = queued.step.sequence, queued.step.step, owned.epoch if owned.replays else 0
+        return Origin.of(queued.message, name, queued.queued_us, step, owned.passes, replayed_in)

@@ -303,7 +303,7 @@ class WorkModel:
             priority=message.priority,
             parameters=message.parameters,
             # A call that is made again is another request of the queue, but the same call.
-            origin=Origin.of(message, message.call or id) if self._makes_calls else None,
+            origin=Origin.of(message, message.call or id, time.monotonic_ns() // 1000) if self._makes_calls else None,
         )
 
     async def _compute(

@@ -38,7 +38,7 @@ class CallOrigin:
 
     name         of the call: the same when the step of its model runs again; "" if nobody could tell it again
     chain        who waits for its answer, the first caller first (`waiting`)
-    deadline_ms  wall clock, ms, after which nobody waits for it; 0: none
+    deadline_ms  wall clock at the gateway, ms, after which nobody waits for it; 0: none
     """
 
     name: str

@@ -69,7 +69,7 @@ class InferMessage(msgspec.Struct, frozen=True, array_like=True):
                  flags of a step are in its stream entry
     call         of a call that a model made: its name, the same when the model's step runs again; "" for a client's
     chain        of a call: the models that wait for its answer, the first caller first (`shared.contract.calls`)
-    deadline_ms  of a call: wall clock, ms, after which nobody waits for its answer; 0: none
+    deadline_ms  of a call: wall clock at the gateway, ms, after which nobody waits for its answer; 0: none
     salt         of `next_salt`; the last byte
     """
 

@@ -57,7 +57,7 @@ class ModelCall(msgspec.Struct, frozen=True):
     name         the same when the step that makes the call runs again; "" for a call that nobody could tell again
     chain        who waits for its answer, the first caller first, its own model last; empty for a call of a thread
                  of the model's own
-    deadline_ms  wall clock, ms, when those who wait give up; 0: none of them said
+    deadline_us  monotonic clock of this machine, us, when those who wait give up; 0: none of them said
     traceparent  trace context of its request
     asks_readiness
                  the model is not to run: it is asked whether it is ready
@@ -77,7 +77,7 @@ class ModelCall(msgspec.Struct, frozen=True):
     parameters: dict[str, Parameter] = {}
     name: str = ""
     chain: tuple[str, ...] = ()
-    deadline_ms: int = 0
+    deadline_us: int = 0
     traceparent: str = ""
     asks_readiness: bool = False
     replayed: tuple[SequenceId, int] | None = None
@@ -294,7 +294,7 @@ def complete(call: ModelCall, trace: object) -> ModelCall:
             call,
             name=running.name(origin, call),
             chain=(*origin.chain, entry),
-            deadline_ms=origin.deadline_ms,
+            deadline_us=origin.deadline_us,
             traceparent=origin.traceparent,
             replayed=(SequenceId(origin.name), origin.replayed_in) if origin.replayed_in else None,
         )

@@ -26,10 +26,12 @@ from executor.calls import client as client_module
 from executor.calls.client import CallClient, Stream
 from executor.calls.gateways import SILENT_S, CallGateway, Gateways
 from executor.calls.protocol import RETRY_KEY, request_of
+from executor.engine.base import Origin
 from executor.engine.python.calls import CallAnswer, ModelCall
 from executor.settings import ExecutorSettings
 from shared.contract.calls import ACCEPTED, ANSWERED_KEY, CALL_KEY, FULL, REFUSED, read_call
 from shared.contract.ids import SequenceId
+from shared.contract.messages import InferMessage
 from shared.contract.tensors import from_numpy
 from shared.store.company import ServiceLine, call_addresses
 from shared.store.work_scripts import OVERDUE
@@ -468,7 +470,7 @@ async def test_a_deadline_answers_and_is_passed_on(make: Make) -> None:
         return await (answering if answers else never)(request, context)
 
     async def due(in_ms: int) -> CallAnswer:
-        return await caller(msgspec.structs.replace(CALL, deadline_ms=time.time_ns() // 1_000_000 + in_ms))
+        return await caller(msgspec.structs.replace(CALL, deadline_us=time.monotonic_ns() // 1000 + in_ms * 1000))
 
     caller = await make(FakeGateway(note), timeout_s=600.0)
 
@@ -481,6 +483,28 @@ async def test_a_deadline_answers_and_is_passed_on(make: Make) -> None:
     assert "" == (await due(60_000)).error_code
     # gRPC rounds it up. The client alone would give ten minutes.
     assert 0 < left[-1] < 100
+
+
+@pytest.mark.parametrize("ahead_s", [-3600, 3600])
+async def test_how_long_a_call_may_take_is_no_matter_of_the_gateways_clock(ahead_s: int, make: Make) -> None:
+    left: list[float] = []
+
+    async def note(request: Any, context: Any) -> Any:
+        left.append(context.time_remaining())
+        return await answering(request, context)
+
+    at_gateway_ms = (time.time_ns() // 1_000_000) + ahead_s * 1000
+    asked = InferMessage(
+        "b", "1", "", 0, (), arrived_ns=at_gateway_ms * 1_000_000, call="c", deadline_ms=at_gateway_ms + 60_000
+    )
+    origin = Origin.of(asked, "c", time.monotonic_ns() // 1000)
+    caller = await make(FakeGateway(note), timeout_s=600.0)
+
+    answer = await caller(msgspec.structs.replace(CALL, deadline_us=origin.deadline_us))
+
+    assert "" == answer.error_code
+    # gRPC rounds it up. The client alone would give ten minutes.
+    assert 0 < left[0] < 100
 
 
 async def test_a_call_that_is_given_up_is_cancelled_at_its_gateway(make: Make) -> None:

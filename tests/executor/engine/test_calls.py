@@ -145,7 +145,14 @@ class TritonPythonModel:
 
 
 def row(
-    id: int | str, *, step: int = 1, arrived_ns: int = 5, passes: int = 0, replayed_in: int = 0, **more: Any
+    id: int | str,
+    *,
+    step: int = 1,
+    arrived_ns: int = 5_000,
+    taken_us: int = 0,
+    passes: int = 0,
+    replayed_in: int = 0,
+    **more: Any,
 ) -> Row:
     """A row of a sequence. more: fields of its message"""
     message = InferMessage("caller", "1", "", id, (), arrived_ns=arrived_ns, **more)
@@ -154,7 +161,7 @@ def row(
         {"x": wire("x", [[1, 2]])},
         slot=int(id) % 8,
         correlation_id=id,
-        origin=Origin.of(message, name, step, passes, replayed_in),
+        origin=Origin.of(message, name, taken_us, step, passes, replayed_in),
     )
 
 
@@ -188,14 +195,16 @@ def test_a_call_has_all_that_the_model_said(workshop: Workshop, door: Door) -> N
     """
     workshop.python("caller", model(body))
 
-    run(workshop.load(config()), row(7, traceparent="00-trace", deadline_ms=11, chain=("first",)))
+    run(workshop.load(config()), row(7, traceparent="00-trace", deadline_ms=11, taken_us=7_000, chain=("first",)))
 
     (made,) = door.calls
     about = [
         getattr(made, name) for name in ["model", "version", "request_id", "correlation_id", "flags", "timeout_us"]
     ]
     assert ["other", "2", "r", "s", 1, 9] == about
-    assert (("x",), {"p": 1}, "00-trace", 11) == (made.outputs, made.parameters, made.traceparent, made.deadline_ms)
+    assert (("x",), {"p": 1}, "00-trace") == (made.outputs, made.parameters, made.traceparent)
+    # 11 ms by the gateway's clock, which said 5 us when the request came; 7 ms by this machine's, when it was taken in.
+    assert 7_000 + 11_000 - 5 == made.deadline_us
     assert ("first", waiting("caller", sequence_id("caller", "", 7))) == made.chain
     assert b"\x00\x00\x80?\x00\x00\x00@" == made.inputs[0].raw
 
@@ -246,8 +255,8 @@ def test_a_replayed_step_makes_the_same_calls_and_waits_for_them_without_a_deadl
     run(engine, row(1, deadline_ms=11, replayed_in=7))
 
     first, again = door.calls
-    assert (first.name, None, 11) == (again.name, first.replayed, first.deadline_ms)
-    assert ((sequence_id("caller", "", 1), 7), 0) == (again.replayed, again.deadline_ms)
+    assert (first.name, None, 11_000 - 5) == (again.name, first.replayed, first.deadline_us)
+    assert ((sequence_id("caller", "", 1), 7), 0) == (again.replayed, again.deadline_us)
 
 
 @pytest.mark.parametrize(
@@ -270,7 +279,7 @@ def test_a_stateless_request_that_is_a_call_itself_makes_the_calls_of_its_caller
 
     def request(arrived_ns: int) -> Row:
         message = InferMessage("caller", "1", "", 0, (), arrived_ns=arrived_ns, call="call-9")
-        return Row({"x": wire("x", [[1, 2]])}, origin=Origin.of(message, message.call))
+        return Row({"x": wire("x", [[1, 2]])}, origin=Origin.of(message, message.call, 0))
 
     workshop.python("caller", model("call(correlation_id=3).exec()"))
     engine = workshop.load(plain_config("caller", "python", inputs=[X], outputs=[TensorSpec("y", "FP32", (2,))]))
