@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from starlette.routing import Router
 
-from gateway.access.restrictions import Restriction
 from gateway.exposure import Exposure
 from gateway.grpc.server import GrpcServer
 from gateway.models.metrics import Gauge, Metrics
@@ -26,6 +25,7 @@ from gateway.rest.receiver import Receiver
 from gateway.rest.sequences import SequenceRoutes
 from gateway.rest.server import ServerRoutes
 from gateway.rest.shared_memory import SystemSharedMemory
+from gateway.restrictions import Restriction
 from gateway.settings import GatewaySettings
 from shared.origins import Origins
 from shared.process.cpu_policy import waited_s

@@ -11,9 +11,9 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gateway.access.restrictions import SEQUENCES, Restriction
 from gateway.models.catalog import Catalog
 from gateway.models.repository import EXPLICIT
+from gateway.restrictions import SEQUENCES, Restriction
 from gateway.settings import GatewaySettings
 from shared.process import logs
 

@@ -12,7 +12,7 @@ from typing import Literal, Self
 
 import click
 
-from gateway.access.restrictions import Restriction, parse_restrictions
+from gateway.restrictions import Restriction, parse_restrictions
 from shared.contract.limits import GATEWAY_MEMORY_MIN, LIVE_MAX
 from shared.contract.response_cache import parse_cache_config
 from shared.origins import parse_origin

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gateway.access.restrictions import Restriction
 from gateway.grpc.pb import pb
 from gateway.grpc.wire.opening import Opening
+from gateway.restrictions import Restriction
 from shared.contract.errors import UnavailableError
 
 KEY_PREFIX = "triton-grpc-protocol-"

@@ -11,13 +11,13 @@ from typing import Any
 
 from google.protobuf import message_factory
 
-from gateway.access.restrictions import Restriction
 from gateway.bounds.unread_answers import UnreadAnswers
 from gateway.grpc.errors import status_of
 from gateway.grpc.intake import Intake
 from gateway.grpc.restricted import refuse_restricted
 from gateway.grpc.wire.rpc import Rpc
 from gateway.requests.status import told_of
+from gateway.restrictions import Restriction
 from shared.contract.errors import Code, RequestError
 
 Method = Callable[[Rpc], Awaitable[None]]

@@ -1,7 +1,7 @@
 """The routes of the v2 protocol (triton-spec 5.1). Starlette tries routes in their order, so inference comes first.
 
 Every route belongs to a category. An operator may restrict a category to clients that send a secret header
-(`gateway.access.restrictions`).
+(`gateway.restrictions`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route, Router
 from starlette.types import Receive, Scope, Send
 
-from gateway.access.restrictions import METRICS, SEQUENCES, Restriction, of_metrics
 from gateway.bounds.clients import CROWDED
 from gateway.rest.generate import Generate
 from gateway.rest.infer import Infer
@@ -29,6 +28,7 @@ from gateway.rest.reply import JSON, Handler, RouteEndpoint, send_bytes, send_er
 from gateway.rest.sequences import SequenceRoutes
 from gateway.rest.server import ServerRoutes
 from gateway.rest.shared_memory import CudaSharedMemory, SystemSharedMemory
+from gateway.restrictions import METRICS, SEQUENCES, Restriction, of_metrics
 from shared.contract.errors import UnavailableError
 from shared.origins import Origins
 

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 from http import HTTPStatus
 from typing import Any
 
-from gateway.access.restrictions import Restriction
 from gateway.rest.operations import ERROR, JSON_TYPE, Content, Operation, Schema, operation_of
 from gateway.rest.reply import Handler, RouteEndpoint
+from gateway.restrictions import Restriction
 from shared.store.release import RELEASE
 
 PATH = "/v2/openapi.json"

@@ -8,10 +8,10 @@ from typing import Any
 import orjson
 from starlette.types import Receive, Scope, Send
 
-from gateway.access.restrictions import Restriction
 from gateway.requests.status import http_error, told_of
 from gateway.rest.body import ClientLeftError
 from gateway.rest.compression import UnsupportedEncodingError
+from gateway.restrictions import Restriction
 from shared.contract.errors import Code, MeshError, RequestError
 from shared.origins import Origins
 

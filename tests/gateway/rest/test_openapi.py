@@ -15,12 +15,12 @@ from jsonschema import Draft202012Validator
 from openapi_spec_validator import OpenAPIV31SpecValidator
 from starlette.routing import Route
 
-from gateway.access.restrictions import Restriction
 from gateway.rest.app import build_app
 from gateway.rest.infer import Infer
 from gateway.rest.openapi import PATH, document
 from gateway.rest.operations import operation_of
 from gateway.rest.reply import RouteEndpoint
+from gateway.restrictions import Restriction
 from gateway.settings import GatewaySettings, HttpParser
 from shared.origins import Origins
 from tests.gateway.fake_executor import FakeExecutor, RunningGateway, gateway_running

@@ -8,7 +8,7 @@ from typing import Any
 import click
 import pytest
 
-from gateway.access.restrictions import Restriction, of_metrics, parse_restrictions
+from gateway.restrictions import Restriction, of_metrics, parse_restrictions
 from gateway.settings import GatewaySettings
 
 ADMIN, OTHER = Restriction("admin-key", "s=cret"), Restriction("x", "y:z")

@@ -1,1 +1,0 @@
-"""Access control: parts of the protocols that need a secret header."""
