@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from deploy.chaos.faults import KINDS, OF_REDIS, PROCESSES, Act, ChaosPlan, Fault, FaultKind, Victim
+from deploy.chaos.faults import KINDS, Act, ChaosPlan, Fault, FaultKind, Victim
 from deploy.chaos.history import Strike
 from deploy.chaos.links import REDIS, gateway_link
 from deploy.chaos.load import ClientLoad
@@ -80,9 +80,6 @@ class Director:
 
     async def _carry_out(self, fault: Fault, kind: FaultKind, strike: Strike) -> None:
         match kind.victim:
-            case victim if victim in PROCESSES or victim in OF_REDIS:
-                strike.note = pick(fault, self.mesh.names(victim))
-                await self.mesh.strike(victim, strike.note, kind.act, fault.seconds)
             case Victim.REDIS_LINKS:
                 services = (Victim.GATEWAY, Victim.SCHEDULER, Victim.EXECUTOR)
                 whose = "" if fault.all else pick(fault, [n for service in services for n in self.mesh.names(service)])
@@ -97,9 +94,12 @@ class Director:
             case Victim.CLIENTS:
                 chance = random.Random(f"drop {self.plan.seed} {fault.number}")
                 strike.note = f"{self.load.hang_up(DROPPED_SHARE, chance)} clients"
-            case _:
+            case Victim.SLOTS:
                 strike.note = f"{FILLING * self.mesh.slots} sequences"
                 await self._fill(fault)
+            case _:
+                strike.note = pick(fault, self.mesh.names(kind.victim))
+                await self.mesh.strike(kind.victim, strike.note, kind.act, fault.seconds)
 
     async def _strike_links(self, links: Sequence[str], fault: Fault, act: Act, whose: str) -> None:
         """Lets proxies misbehave for the fault's time. whose: beginning of the name of the service; "" for all."""

@@ -33,11 +33,14 @@ class Act(StrEnum):
 
 
 class Victim(StrEnum):
-    """What a fault hits. REDIS_LINKS and CLIENT_LINKS are connections through a proxy."""
+    """What a fault hits. INSTANCE is the process of a model's instance; REDIS_LINKS and CLIENT_LINKS are connections
+    through a proxy.
+    """
 
     GATEWAY = "gateway"
     SCHEDULER = "scheduler"
     EXECUTOR = "executor"
+    INSTANCE = "instance"
     REDIS = "redis"
     REPLICA = "replica"
     NODE = "node"
@@ -72,6 +75,8 @@ KINDS: Mapping[str, FaultKind] = {
     kind.name: kind
     for kind in (
         *(FaultKind(act, victim, meaning) for victim in PROCESSES for act, meaning in ACTS_ON_PROCESSES.items()),
+        FaultKind(Act.KILL, Victim.INSTANCE, "SIGKILL for the process of a model's instance (instance_process)"),
+        FaultKind(Act.FREEZE, Victim.INSTANCE, "SIGSTOP of such a process for longer than the lease, then SIGCONT"),
         FaultKind(Act.PROMOTE, Victim.REPLICA, "Redis' primary gets SIGKILL, and its replicas lack the last writes"),
         FaultKind(Act.LOSE, Victim.NODE, "a node of a Cluster gets SIGKILL with its replica, and both come back later"),
         FaultKind(Act.CUT, Victim.REDIS_LINKS, "connections of one or of all services to Redis get RST"),

@@ -17,6 +17,7 @@ class Variant:
     weight    its share of the sequences
     slots     of one executor
     recovery  `sequence_recovery` of a model that keeps its state itself; "": the mesh keeps the state
+    process   whether its instance is a process of its own
     """
 
     name: str
@@ -26,6 +27,7 @@ class Variant:
     idle_s: float = 60.0
     checkpoint_interval: int = 1
     recovery: str = ""
+    process: bool = False
 
 
 VARIANTS: Sequence[Variant] = (
@@ -36,6 +38,9 @@ VARIANTS: Sequence[Variant] = (
     # State in the model itself, which hands it out, or learns it again from all inputs since START.
     Variant("chaos_methods", weight=3, slots=64, recovery="methods"),
     Variant("chaos_inputs", weight=3, slots=64, recovery="replay"),
+    # The same in a process beside the executor, which can die alone.
+    Variant("chaos_process", weight=3, slots=64, process=True),
+    Variant("chaos_process_methods", weight=3, slots=64, recovery="methods", process=True),
     # Few slots: sequences that find none wait.
     Variant("chaos_direct", weight=4, slots=8, direct=True),
     # Sequences that are silent for longer expire.
@@ -82,6 +87,7 @@ sequence_batching {{
 instance_group [ {{ count: 1, kind: KIND_CPU }} ]
 
 parameters {{ key: "{name}" value: {{ string_value: "{value}" }} }}
+parameters {{ key: "instance_process" value: {{ string_value: "{str(one.process).lower()}" }} }}
 """
 
 

@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import click
+import psutil
 from redis.exceptions import RedisError
 
 from deploy.chaos.clients import GatewayAddresses
 from deploy.chaos.faults import OF_REDIS, Act, Victim
 from deploy.chaos.links import Links, gateway_link
-from deploy.chaos.mesh import BACK_TIMEOUT_S, POLL_S, TargetMesh, strike_process
+from deploy.chaos.mesh import BACK_TIMEOUT_S, POLL_S, NoVictimError, TargetMesh, strike_process
 from deploy.chaos.models import FILLED, VARIANTS, variant, write_repository
 from deploy.chaos.own_redis import OwnCluster, OwnFailover, OwnRedis, OwnServer
 from deploy.local.data_directory import ChildState, LauncherError, MeshState, read_state
@@ -36,6 +37,10 @@ OF_EACH = 2
 START_ATTEMPTS = 3
 PORT_TAKEN = "cannot listen on"
 """The words in which a gateway says so."""
+INSTANCE_PROGRAM = "executor.engine.python.process.host"
+"""The module that the process of an instance runs."""
+INSTANCES = sum(one.process for one in VARIANTS)
+"""Such processes of each executor."""
 REFUSED_COMMIT = "commit refused"
 """The words in which an executor logs one."""
 
@@ -122,11 +127,16 @@ class OwnMesh(TargetMesh):
     def names(self, victim: Victim) -> Sequence[str]:
         if victim in OF_REDIS:
             return ["redis"]
+        if victim is Victim.INSTANCE:
+            return self._instances()
         return [child.name for child in self._children(victim)]
 
     async def strike(self, victim: Victim, name: str, act: Act, seconds: float) -> None:
         if victim in OF_REDIS:
             await self._redis.strike(act, seconds)
+            return
+        if victim is Victim.INSTANCE:
+            await self._strike_instance(name, act, seconds)
             return
         pid = await self._new_pid(name, 0)
         old = await self._registrations(name)
@@ -148,6 +158,22 @@ class OwnMesh(TargetMesh):
         """Counted from the executors' logs."""
         logs = (self._data_dir / "logs").glob("executor-*.log*")
         return sum(log.read_text(errors="replace").count(REFUSED_COMMIT) for log in logs)
+
+    def _instances(self) -> list[str]:
+        """Processes of instances, as `<executor>/<process id>`."""
+        found = [f"{child.name}/{pid}" for child in self._children("executor") for pid in instances_of(child.pid)]
+        if not found:
+            raise NoVictimError("no process of an instance lives")
+        return sorted(found)
+
+    async def _strike_instance(self, name: str, act: Act, seconds: float) -> None:
+        """Returns when its executor has all of these processes again. The executor may be struck as well meanwhile."""
+        executor, _, pid = name.partition("/")
+        await strike_process(int(pid), act, seconds)
+        struck = {int(pid)} if act is Act.KILL else set[int]()
+        deadline = time.monotonic() + BACK_TIMEOUT_S
+        while len(instances_of(self._child(executor).pid) - struck) < INSTANCES:
+            await self._poll(deadline, f"{executor} did not start its instance again")
 
     async def _new_pid(self, name: str, old: int) -> int:
         """The id of a process; waits while it is between two runs, or still the old one."""
@@ -200,3 +226,14 @@ class OwnMesh(TargetMesh):
 
     def _child(self, name: str) -> ChildState:
         return next(child for child in read_state(self._data_dir).children if child.name == name)
+
+
+def instances_of(executor: int) -> set[int]:
+    """The processes of instances that an executor's process has started, and that live."""
+    found: set[int] = set()
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(executor).children():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if any(INSTANCE_PROGRAM in word for word in child.cmdline()):
+                    found.add(child.pid)
+    return found

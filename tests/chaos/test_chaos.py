@@ -15,7 +15,10 @@ import pytest
 
 from deploy.chaos.command import Document
 
-KINDS = "kill-executor,kill-gateway,kill-redis,freeze-executor,cut-redis-links,cut-client-links,drop-clients,fill-slots"
+KINDS = (
+    "kill-executor,kill-gateway,kill-redis,kill-instance,freeze-executor,cut-redis-links,cut-client-links,drop-clients,"
+    "fill-slots"
+)
 FAILOVERS = "kill-executor,kill-redis,freeze-redis,promote-replica"
 
 
@@ -34,7 +37,7 @@ def run_chaos(out: Path, kinds: str, *options: str) -> tuple[Document, str]:
 @pytest.mark.timeout(600)
 def test_nothing_is_lost_doubled_or_reordered(tmp_path: Path) -> None:
     """A finding names the step; `seqmesh chaos --seed 4 ...` as the report says repeats the plan."""
-    options = ["--seed", "4", "--steps", "600", "--faults", "8", "--clients", "12", "--lease-ms", "1000"]
+    options = ["--seed", "4", "--steps", "600", "--faults", "9", "--clients", "12", "--lease-ms", "1000"]
     document, said = run_chaos(tmp_path, KINDS, *options)
 
     assert document.report.attempts["answered"] >= document.report.steps >= 600

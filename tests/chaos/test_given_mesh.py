@@ -56,7 +56,7 @@ def test_without_names_only_what_is_outside_is_struck() -> None:
     assert OUTSIDE | {f"{act}-executor" for act in ("kill", "restart", "freeze", "blink")} == set(
         mesh({Victim.EXECUTOR: [1]}).kinds
     )
-    private = {name for name in KINDS if name.endswith(("redis-links", "-replica", "-node"))}
+    private = {name for name in KINDS if name.endswith(("redis-links", "-instance", "-replica", "-node"))}
     assert set(KINDS) - private == set(mesh(command="x").kinds)
 
 
