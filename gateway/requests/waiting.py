@@ -354,7 +354,8 @@ def error_of(message: ReplyMessage) -> MeshError:
         error = ModelError(message.error, code)
     else:
         error = RequestError(message.error, code)
-    error.accepted = True
+    # One caller of many who gives way hears nothing of the step, which goes on.
+    error.accepted = message.reason != Reason.BUSY
     return error
 
 

@@ -13,6 +13,7 @@ from gateway.parts import GatewayParts
 from gateway.requests.caller import Caller
 from gateway.requests.infer_call import InferCall
 from gateway.requests.waiting import Accepted, Answer, PendingRequest
+from shared.contract.errors import Reason, SequenceError
 from shared.contract.messages import ModelRecord, ReplyMessage
 from shared.contract.model_config import EnsembleStep, TensorSpec
 from tests.gateway.fake_executor import FakeExecutor, running_sum
@@ -33,6 +34,14 @@ TWO_SUMS = msgspec.structs.replace(
 )
 
 
+def of_two_sums(number: int, *, end: bool = False) -> InferCall:
+    """A client's step, which carries its number."""
+    (given,) = step(number).inputs
+    inputs = (msgspec.structs.replace(given, name="I"),)
+    start = number == 1
+    return InferCall("two_sums", correlation_id=1, start=start, end=end, expected_step=number, inputs=inputs)
+
+
 async def of_second_state(number: int, *, end: bool = False) -> InferCall:
     """What a gateway sends to the second state, when the first one has taken the step and answers with its number."""
     sent: list[InferCall] = []
@@ -45,16 +54,7 @@ async def of_second_state(number: int, *, end: bool = False) -> InferCall:
         accepted = Accepted("7-0", number, "7-0.1")
         return cast(Any, SimpleNamespace(call=call, future=caller.future, accepted=accepted))
 
-    (given,) = step(number).inputs
-    call = InferCall(
-        "two_sums",
-        correlation_id=1,
-        start=number == 1,
-        end=end,
-        expected_step=number,
-        inputs=(msgspec.structs.replace(given, name="I"),),
-    )
-    await asked(ensembles_of(send), ModelRecord(TWO_SUMS, "{}", ("1",)), call)
+    await asked(ensembles_of(send), ModelRecord(TWO_SUMS, "{}", ("1",)), of_two_sums(number, end=end))
     return sent[1]
 
 
@@ -84,3 +84,27 @@ async def test_an_only_step_that_is_sent_again_runs_once(
 
     assert [1, 1] == [total(await parts.inference.submit(only)) for _ in range(2)]
     assert 1 == len(executor.received)
+
+
+async def test_a_sequence_goes_on_though_a_caller_of_its_first_state_had_to_give_way(
+    parts: GatewayParts, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that asked for a step again and again lost all states of its sequence."""
+    monkeypatch.setattr("shared.store.scripts.JOINED_MAX", 1)
+    executor.models = (SUM.config, TWO_SUMS)
+    executor.__post_init__()
+    await executor.join()
+    async with asyncio.timeout(30):
+        while not all("two_sums" in known for known in parts.catalog.offer):
+            await asyncio.sleep(0.01)
+    await executor.pause()
+    first, oldest, newest = [parts.inference.submit(of_two_sums(1)) for _ in range(3)]
+    with pytest.raises(SequenceError) as told:
+        await asyncio.wait_for(oldest, 30)
+    executor.paused.clear()
+
+    assert (Reason.BUSY, "same") == (told.value.reason, told.value.facts["retry"])
+    async with asyncio.timeout(30):
+        assert [1, 1] == [total(await first), total(await newest)]
+        # 1, then 1 + 2: their sum.
+        assert 4 == total(await parts.inference.submit(of_two_sums(2, end=True)))
