@@ -8,7 +8,7 @@ python -m tests.simulation --mutants                 every fault that is put in 
 ... --reload                                         with loads and unloads of the model besides (reloading.py)
 ... --vary                                           with what the others leave out (varying.py)
 ... --beside                                         with a second model on the same executors (beside.py)
-... --chain                                          with an ensemble of two states (chaining.py)
+... --chain                                          with ensembles of two states (chaining.py)
 ... --calls                                          with models that call other ones (calling.py)
 ... --lose                                           with a store that loses its newest data (losing.py)
 ... --refuse                                         with a store that refuses for a while (refusing.py)
@@ -56,7 +56,7 @@ KINDS: Mapping[str, tuple[Play, str]] = {
     "--reload": (reloaded, "the operator loads and unloads the model, too"),
     "--reshard": (resharded, "the mesh is stopped, and has other shards afterwards"),
     "--beside": (two_models, "a second model on the same executors"),
-    "--chain": (chained, "an ensemble of two models with states"),
+    "--chain": (chained, "ensembles of two models with states"),
     "--calls": (called, "models that call sequences of others in each step"),
     "--lose": (lost, "the store comes back without its newest data"),
     "--lose-node": (lost_node, "so does one node of a Cluster at a time"),

@@ -13,20 +13,24 @@ import random
 from dataclasses import replace
 
 from shared.contract.errors import Code
-from tests.simulation.clients import Client, Door, Habit
+from tests.simulation.clients import Asker, Client, Door, Habit
 from tests.simulation.model import NAME, SECOND
 from tests.simulation.reloading import ReloadedWorld
 from tests.simulation.world import Result, World, plan_of, play
 
 
 class TwoModels(World):
-    """A mesh that serves both."""
+    """A mesh that serves both. Two loads may take longer than clients wait before they begin."""
 
     def _client(self, index: int, habit: Habit, doors: list[Door]) -> Client:
         client = super()._client(index, habit, doors)
-        # Two loads may take longer than clients wait before they begin.
         client.excused |= {Code.NOT_FOUND}
         return client
+
+    def _asker(self, index: int, doors: list[Door]) -> Asker:
+        asker = super()._asker(index, doors)
+        asker.excused |= {Code.NOT_FOUND}
+        return asker
 
 
 class OneReloaded(TwoModels, ReloadedWorld):

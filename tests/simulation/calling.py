@@ -410,7 +410,7 @@ def calling(plan: Plan, seed: int) -> Plan:
     # Drawn by itself, so that a seed goes on to mean what it meant in everything else.
     calls = (further := random.Random(f"chains {seed}")).choice(CALLS)
     if SECOND not in calls and further.random() < CHAINED:
-        shape, models = replace(shape, chained=True), [CHAIN, NAME, SECOND, CHAIN, CHAIN, SECOND, NAME]
+        shape, models = replace(shape, chained=(NAME, SECOND)), [CHAIN, NAME, SECOND, CHAIN, CHAIN, SECOND, NAME]
     if not shape.declared:
         # A replay from START makes all calls again.
         shape = replace(shape, log_steps=1000, rows=0)

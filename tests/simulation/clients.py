@@ -8,8 +8,8 @@ Of a decoupled model a client knows all answers, too. Who asks again says which 
 once more. Askers send stateless requests, to a decoupled model, one at a time.
 
 Some wait for an answer as long as it takes, some give up after a while and ask elsewhere. Some send several steps
-without waiting, some each step through another gateway, and now and then a step through two. Now and then one pauses
-for longer than the idle time, leaves its sequence without END, or cancels.
+without waiting, some each step through another gateway, and now and then a step through several. Now and then one
+pauses for longer than the idle time, leaves its sequence without END, or cancels.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from tests.simulation.model import (
     INPUT,
     NAME,
     PASS,
+    SECOND,
     STATELESS,
     Calls,
     Shape,
@@ -84,8 +85,10 @@ class Habit:
     hurries    the share of steps with a timeout
     iterative  each of its sequences is one step, over which the model makes several passes. Unless steps carry their
                numbers, some have no id: the gateway makes one
-    spreads    each step goes through whichever gateway, some through two. Steps without a number wait for each other
-    model      that it uses; calls: who calls whom then
+    spreads    each step goes through whichever gateway, some through several. Steps without a number wait for each
+               other
+    copies     so many at most
+    model      that it uses; calls: who calls whom then; chain: of which models, if it is the ensemble
     patience_s how long it waits for an answer before it asks elsewhere, while there are faults; None: for ever
     """
 
@@ -104,8 +107,10 @@ class Habit:
     hurries: float = 0.0
     iterative: bool = False
     spreads: bool = False
+    copies: int = 2
     model: str = NAME
     calls: Calls = field(default_factory=dict[str, tuple[str, ...]])
+    chain: tuple[str, ...] = (NAME, SECOND)
 
 
 PASSES_MAX, NAMELESS = 4, 0.5
@@ -113,7 +118,7 @@ EQUAL = 9
 """So many different requests come where a cache may answer."""
 GIVEN_UP = f"was given up: {LOST_EXECUTORS_MAX} executors were lost"
 TWICE = 0.4
-"""Of the steps of a client that spreads them: how many it sends through two gateways."""
+"""Of the steps of a client that spreads them: how many it sends through several gateways."""
 TIMEOUTS_US = 300_000, 1_000_000, 3_000_000
 AGAIN, RESTARTS = 0.5, 0.1
 """Of bold clients: how often the next sequence has the id of the last one, and how often a START comes in between."""
@@ -126,6 +131,9 @@ class GivenUpError(Exception):
 EXCUSED = frozenset({Reason.EXPIRED, Reason.NEVER_SEEN, Reason.LOST})
 """What may end a sequence under its client. Whether it was right to expire, and to be forgotten, is for the ledger to
 say; only a model whose state nobody else holds may lose it."""
+AGAIN_LATER = frozenset({Reason.QUOTA, Reason.WRONG_STEP, Reason.BUSY})
+"""What is sent again: among others a step that came too early for longer than its gateway waits, and one for which too
+many callers wait."""
 EXCUSED_OF_RETRIES = frozenset({Reason.LATE, Reason.ANSWERED})
 """What a step may hear that was sent more than once: it ran, or may have."""
 
@@ -286,9 +294,10 @@ class Sequence:
         """
         is_known = call.expected_step is not None or (call.request_id != "" and not call.start)
         twice = is_known and not self._client._decoupled and self._chance.random() < TWICE
-        copies = [(await self._through_one([call]))[0] for _ in range(1 + twice)]
+        copies = self._chance.randint(2, self._habit.copies) if twice and self._habit.copies > 2 else 1 + twice
+        sent = [(await self._through_one([call]))[0] for _ in range(copies)]
         self._repeated |= twice
-        return all_of(copies, partial(self._same, call)) if twice else copies[0]
+        return all_of(sent, partial(self._same, call)) if twice else sent[0]
 
     def _same(self, call: InferCall, answers: list[int]) -> None:
         if len(set(answers)) > 1:
@@ -327,8 +336,7 @@ class Sequence:
                 self._let_go(calls[index:], answers[index:])
                 return calls[index:]
             except MeshError as error:
-                # A step may have come too early for longer than its gateway waits.
-                if isinstance(error, UnavailableError) or _reason(error) in (Reason.QUOTA, Reason.WRONG_STEP):
+                if isinstance(error, UnavailableError) or _reason(error) in AGAIN_LATER:
                     self._client._story.tell(f"sequence {self._id}: {error.message}")
                     if call.start:
                         # What came for the steps behind it is of the run before, by their numbers.
@@ -346,12 +354,21 @@ class Sequence:
 
     def _give_up(self, calls: list[InferCall]) -> None:
         if self._habit.style is Style.PLAIN:
-            self._client._ledger.given_up.update(value_of(call.inputs[0]) for call in calls)
+            values = [value_of(call.inputs[0]) for call in calls]
+            if self._habit.model == CHAIN and self._habit.chain[0] == STATELESS:
+                # The first state of the ensemble has what that one gives.
+                values = [fold(0, value) for value in values]
+            self._client._ledger.given_up.update(values)
 
     def _check(self, call: InferCall, answer: Answer) -> None:
-        value, outputs = value_of(call.inputs[0]), answer.message.outputs
+        value, had = value_of(call.inputs[0]), self._had.get(value_of(call.inputs[0]))
+        if answer.message.empty and had and isinstance(last := had[-1], Answer):
+            # The last answer of a decoupled ensemble is known for that only when it has been given.
+            answer = last
+            had.pop()
+        outputs = answer.message.outputs
         got, story = value_of(outputs[-1]) if outputs else None, self._client._story
-        expected = self._expected(value)
+        before, expected = self._expected(value)
         story.tell(f"sequence {self._id}: {value} is answered")
         if value < 0:
             story.violate(f"sequence {self._id}: {value} should have failed")
@@ -360,36 +377,45 @@ class Sequence:
             if self._lacks_steps and (self._habit.calls or not self._client.counts):
                 raise GivenUpError(f"sequence {self._id}: the store has lost a step of it")
             story.violate(f"sequence {self._id}: {value} is answered with {got} instead of {expected}")
-        self._check_all(value, expected)
+        self._check_all(value, before)
         self._state = expected
         self._client.answered += 1
 
-    def _expected(self, value: int) -> int:
-        """What a step gives. Where another model stands before the one that answers, its state moves on, too."""
-        habit, states = self._habit, self._states
+    def _expected(self, value: int) -> tuple[list[int], int]:
+        """The answers to a step before its last one, if it has any number, and the last one. Of an ensemble the states
+        of all models move on.
+        """
+        habit, states, before = self._habit, self._states, list[int]()
         if habit.model != CHAIN:
-            return answered(states, habit.calls, habit.model, value) if habit.calls else fold(self._state, value)
-        between = answered(states, habit.calls, NAME, value)
-        # The sequence of the ensemble, which is none that a model calls.
-        states[CHAIN] = fold(states.get(CHAIN, 0), between)
-        return states[CHAIN]
+            heard = answered(states, habit.calls, habit.model, value) if habit.calls else fold(self._state, value)
+            return before_last(heard, value), heard
+        for model in habit.chain:
+            if model == NAME:
+                value = answered(states, habit.calls, NAME, value)
+            elif model == STATELESS:
+                before, value = [fold(0, one) for one in before], fold(0, value)
+            else:
+                # The sequence of the ensemble, which is none that a model calls.
+                states[CHAIN] = fold(states.get(CHAIN, 0), value)
+                before, value = before_last(states[CHAIN], value), states[CHAIN]
+        return before, value
 
     @property
     def _lacks_steps(self) -> bool:
         """Whether the store may have lost some of its steps."""
         return self._client.losses > self._losses
 
-    def _check_all(self, value: int, state: int) -> None:
-        """The answers before the last one. state: after the step"""
+    def _check_all(self, value: int, before: list[int]) -> None:
+        """The answers before the last one."""
         if self._client._decoupled:
-            check_all(self._client._story, f"sequence {self._id}", self._had[value], before_last(state, value))
+            check_all(self._client._story, f"sequence {self._id}", self._had[value], before)
 
     def _refused(self, call: InferCall, error: MeshError) -> None:
         """An answer that is an error. Raises GivenUpError unless the model was meant to fail."""
         value, story = value_of(call.inputs[0]), self._client._story
         if value < 0 and error.message == FAILURE:
             story.tell(f"sequence {self._id}: {value} has failed")
-            self._check_all(value, self._state)
+            self._check_all(value, before_last(self._state, value))
             self._has_failed |= call.start
             return
         reason = _reason(error)

@@ -148,7 +148,7 @@ class Shape:
     delay_us   a step waits so long for others, and in_order: answers leave in the order in which steps came
     patience_us  how long a request without a state may wait in its queue; 0: for ever
     second, third  how it serves further such models beside it, if it does
-    chained    it serves the ensemble of the first two, too
+    chained    it serves an ensemble of these models, too, each of which has what the one before it gives
     calls      it calls these models, in sequences of the same id, and says what it heard, too
     """
 
@@ -174,7 +174,7 @@ class Shape:
     idle_s: float = 8.0
     second: Shape | None = None
     third: Shape | None = None
-    chained: bool = False
+    chained: tuple[str, ...] = ()
     calls: tuple[str, ...] = ()
     parameters: Mapping[str, str] = field(default_factory=dict[str, str])
 
@@ -253,9 +253,12 @@ class Shape:
     def chain(self) -> ModelConfig:
         """The configuration of the ensemble."""
         tensors = (TensorSpec(INPUT, "INT64", (1,)),), (TensorSpec(OUTPUT, "INT64", (1,)),)
-        first = EnsembleStep(NAME, "", {INPUT: INPUT}, {HEARD if self.calls else OUTPUT: "BETWEEN"})
-        then = EnsembleStep(SECOND, "", {INPUT: "BETWEEN"}, {OUTPUT: OUTPUT})
-        return ModelConfig(CHAIN, "", "ensemble", 1, *tensors, ensemble=(first, then))
+        names = [INPUT, *(f"BEHIND_{model}" for model in self.chained[:-1]), OUTPUT]
+        steps = [
+            EnsembleStep(model, "", {INPUT: given}, {HEARD if model == NAME and self.calls else OUTPUT: gives})
+            for model, given, gives in zip(self.chained, names, names[1:], strict=False)
+        ]
+        return ModelConfig(CHAIN, "", "ensemble", 1, *tensors, ensemble=tuple(steps))
 
 
 class FoldEngine:
@@ -372,7 +375,7 @@ class FoldRepository(ModelRepository):
     def names(self) -> list[str]:
         shape = self._shape("")
         further = [name for name in (SECOND, THIRD) if shape.of(name) is not shape]
-        return [NAME, *further, *[CHAIN] * shape.chained, *[STATELESS] * shape.has_stateless]
+        return [NAME, *further, *[CHAIN] * bool(shape.chained), *[STATELESS] * shape.has_stateless]
 
     def _load(
         self, name: str, override_json: str | None, files: Mapping[str, bytes] | None, generation: str

@@ -7,6 +7,7 @@ mutant is used, so that none of them goes blind when the code changes.
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence, Sized
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from executor.engine.python.calls import ModelCall
 from executor.sequences.committer import CommitOwner, _Group
 from executor.sequences.open_steps import OpenSteps
 from executor.workers.open_rows import OpenRow
+from gateway.requests.ensembles.in_order import AnswersInOrder, Give, RunAnswer
 from gateway.requests.waiting import Answer, PendingRequest
 from scheduler.core.actions import Action, WantSlots
 from scheduler.core.backlog import Entry
@@ -190,6 +192,18 @@ def concluded_in_the_midst(
     passes = owned.passes
     conclude(state, owned)
     owned.passes = passes
+
+
+def given_as_they_come(self: AnswersInOrder) -> Give:
+    """In the place of `AnswersInOrder.add`, where each run has one answer."""
+    run = deque[RunAnswer]()
+    self._runs.append(run)
+
+    def give(answer: RunAnswer) -> None:
+        self._runs.remove(run)
+        self._give(RunAnswer(answer.outcome, self._is_concluded and not self._runs))
+
+    return give
 
 
 async def any_term(*_: object) -> None:
@@ -542,6 +556,12 @@ MUTANTS = (
         "unknown to its ensemble",
         "a step that is sent again to an ensemble runs again in the first of its models",
         code={"gateway.requests.ensembles.runs.step_digest": without_digest},
+        only="--chain",
+    ),
+    Mutant(
+        "as they come",
+        "answers of what stands behind a decoupled model of an ensemble leave in the order in which they are computed",
+        code={"gateway.requests.ensembles.in_order.AnswersInOrder.add": given_as_they_come},
         only="--chain",
     ),
     Mutant(

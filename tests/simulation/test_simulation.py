@@ -209,8 +209,11 @@ def test_what_one_node_of_a_cluster_has_lost_is_mixed_with_nothing_that_the_othe
 
 
 def test_ensembles_and_clients_that_spread_their_steps_lose_nothing_either() -> None:
-    """Of seed 3700042 a state of an ensemble expires, while the step before it waits."""
-    results = [chained(seed) for seed in (1, 2, 3, 3700042)]
+    """Of seed 3700042 a state of an ensemble expires, while the step before it waits. Seed 1 has any number of answers
+    to each step, 4020008 runs what is behind them, too. Seed 4020003: a caller that gave way to others took the states
+    of its ensemble along.
+    """
+    results = [chained(seed) for seed in (1, 2, 3, 3700042, 4020003, 4020008)]
 
     assert [] == [summary(result) for result in results if result.violations]
     assert all(any("commit fold2|@chain" in line for line in result.lines) for result in results)
@@ -254,6 +257,7 @@ def test_two_models_on_the_same_executors_lose_nothing_either() -> None:
         ("term given twice", 29, lost_node),
         ("latest caller", 1, chained),
         ("unknown to its ensemble", 3, chained),
+        ("as they come", 4020008, chained),
         ("called late", 203, called),
         ("replay fails", 30, called),
     ],

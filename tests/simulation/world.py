@@ -44,7 +44,7 @@ from tests.simulation.clients import Asker, Client, Door, Habit, LostError, Styl
 from tests.simulation.connections import Server, TwinConnection
 from tests.simulation.ledger import Ledger
 from tests.simulation.leftovers import leftovers
-from tests.simulation.model import ChancePace, FoldEngine, FoldRepository, Shape
+from tests.simulation.model import CHAIN, SECOND, ChancePace, FoldEngine, FoldRepository, Shape
 from tests.simulation.network import Network, Trouble
 from tests.simulation.store import Store
 from tests.simulation.story import Story, StoryHandler
@@ -426,7 +426,7 @@ class World:
             self.story,
             self.ledger,
             idle_s=self.plan.shape.idle_s,
-            decoupled=self.plan.shape.decoupled,
+            decoupled=self.plan.shape.of(SECOND if habit.model == CHAIN else habit.model).decoupled,
             is_over=lambda: self._calm,
         )
         if self._jumps:
