@@ -67,11 +67,7 @@ class Origin(msgspec.Struct, frozen=True, array_like=True):
 class Answers(Protocol):
     """Where the answers to one open request go: one for all passes over the request. Its methods may be called from any
     thread. A request to a decoupled model is open, and any other whose only answer comes behind its batch.
-
-    before  what the engine keeps here from the first pass to the last one
     """
-
-    before: object
 
     def send(self, answer: RowResult | RowError) -> None:
         """An answer that is not the last one. Waits while too many answers are on their way to Redis. Dropped if the
@@ -99,7 +95,6 @@ class LateAnswer:
     """
 
     def __init__(self) -> None:
-        self.before: object = None
         self._to: Answers | None = None
         self._is_given_up = False
         self._end: tuple[RowResult | RowError, Callable[[], None] | None] | None = None

@@ -55,7 +55,6 @@ class OpenRow(Generic[Key]):
 
     def __init__(self, rows: OpenRows[Key], key: Key, encode: Encode | None, *, muted: bool) -> None:
         self.key = key
-        self.before: object = None
         self.count = 0
         self.last: RowResult | RowError | None = None
         self.responses: list[Response] = []

@@ -19,7 +19,7 @@ import inspect
 import time
 from collections.abc import Coroutine, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from executor.engine.base import Answers, BatchResult, LoadRequest, Row, RowError, RowResult, Timings
 from executor.engine.python import triton_python_backend_utils as interface
@@ -62,8 +62,6 @@ class DecoupledEngine(PythonEngine):
             answers = row.answers or DiscardedAnswers()
             before = states[position]
             one = OpenPass(row, count, want_state[index], columns, position, before, answers, before)
-            if answers.before is None:
-                answers.before = one.states
             requests[position].sender = self._sender(one)
             opened[index] = one
         for request in requests:
@@ -142,19 +140,14 @@ class DecoupledEngine(PythonEngine):
         if not last:
             return MadeAnswer(result)
         result = self._with_state(one.row, result, wanted=one.wanted)
-        if one.states is None or one.row.slot is None:
+        if isinstance(result, RowError) or one.row.slot is None:
             return MadeAnswer(result)
-        slot = one.row.slot
-        stays = partial(self._states.put, slot, cast("States", one.answers.before))
-        if isinstance(result, RowError):
-            return MadeAnswer(result, stays)
         states = self._states_left(one)
-        assert states is not None, "there were some before"
-        if isinstance(states, RowError):
-            return MadeAnswer(states, stays)
+        if states is None or isinstance(states, RowError):
+            return MadeAnswer(result if states is None else states)
         if one.wanted:
             result = RowResult(result.outputs, states, parameters=result.parameters, empty=result.empty)
-        return MadeAnswer(result, partial(self._states.put, slot, states))
+        return MadeAnswer(result, partial(self._states.put, one.row.slot, states))
 
     def _answer(self, one: OpenPass, response: interface.InferenceResponse | None) -> RowResult | RowError:
         if response is None:

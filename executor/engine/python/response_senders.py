@@ -203,7 +203,6 @@ class DiscardedAnswers:
     is_cancelled = False
 
     def __init__(self) -> None:
-        self.before: object = None
         self.failure: RowError | None = None
 
     def send(self, answer: RowResult | RowError) -> None: ...

@@ -59,7 +59,6 @@ class Recorded:
     """The answers to one request. keeps_state: whether the request is not over, so that its state may move on"""
 
     def __init__(self, *, keeps_state: bool = True) -> None:
-        self.before: object = None
         self.sent: list[RowResult | RowError] = []
         self.last: RowResult | RowError | None = None
         self.is_cancelled = False

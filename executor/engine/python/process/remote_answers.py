@@ -50,7 +50,6 @@ class RemoteAnswers:
     """
 
     def __init__(self, number: int, window: Window, send: Callable[[Answered], None]) -> None:
-        self.before: object = None
         self.is_cancelled = False
         self._number = number
         self._window = window
