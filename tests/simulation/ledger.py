@@ -117,6 +117,8 @@ class Ledger:
         """Whether calls are given up before what goes wrong has passed."""
         self.resurrects = False
         """Whether a sequence may come back to a slot that another shard's has got since."""
+        self.journaled = True
+        """Whether sequences have journals."""
         self.late_s = float("inf")
         """How long after the end of its idle time a sequence may still be there."""
         self.steps = 0
@@ -296,7 +298,7 @@ class Ledger:
                 if code is CommitCode.OVER and life:
                     life.over_at = life.quiet_since
                 record[b"cm"] = b"%d" % step.step
-                if step.entry and step.outcome in (StepOutcome.DONE, StepOutcome.FAILED):
+                if self.journaled and step.entry and step.outcome in (StepOutcome.DONE, StepOutcome.FAILED):
                     ran[step.sequence] = step
         for step in ran.values():
             if not step.flags & (StepFlag.STREAMED | StepFlag.ALONE):

@@ -147,6 +147,7 @@ class Shape:
     grows      its state has another term with most inputs; only if declared
     delay_us   a step waits so long for others, and in_order: answers leave in the order in which steps came
     patience_us  how long a request without a state may wait in its queue; 0: for ever
+    journaled  its sequences have journals. Without them nothing has to be judged of most commits (`conclude`)
     second, third  how it serves further such models beside it, if it does
     chained    it serves an ensemble of these models, too, each of which has what the one before it gives
     calls      it calls these models, in sequences of the same id, and says what it heard, too
@@ -171,6 +172,7 @@ class Shape:
     delay_us: int = 0
     in_order: bool = False
     patience_us: int = 0
+    journaled: bool = True
     idle_s: float = 8.0
     second: Shape | None = None
     third: Shape | None = None
@@ -211,7 +213,7 @@ class Shape:
             parameters={
                 "checkpoint_interval": str(self.interval),
                 "virtual_slots": str(self.virtual).lower(),
-                "journal_steps": str(JOURNAL_STEPS),
+                "journal_steps": str(JOURNAL_STEPS * self.journaled),
                 **(log if self.log_steps and not self.declared else {}),
                 **self.parameters,
             },

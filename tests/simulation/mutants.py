@@ -313,7 +313,6 @@ MUTANTS = (
         "lone caller",
         "a step is concluded as if its first caller were the only one",
         (Edit("commit", r"void or joined or cancelled", "void or cancelled"),),
-        scripts_only=True,
     ),
     Mutant(
         "lost step",

@@ -260,6 +260,7 @@ def test_two_models_on_the_same_executors_lose_nothing_either() -> None:
         ("as they come", 4020008, chained),
         ("called late", 203, called),
         ("replay fails", 30, called),
+        ("lone caller", 44, simulate),
     ],
 )
 def test_a_fault_that_only_one_kind_of_mesh_shows_is_found(

@@ -115,6 +115,7 @@ def plan_of(seed: int) -> Plan:
         virtual=random.Random(f"slots {seed}").random() < VIRTUAL,
         spare=random.Random(f"spare {seed}").choice([0, 1]),
         computes=random.Random(f"computes {seed}").random() < 0.5,
+        journaled=random.Random(f"journal {seed}").random() < 0.5,
     )
     if not shape.direct or (shape.declared and shape.virtual):
         shape = replace(shape, rows=random.Random(f"rows {seed}").randint(1, shape.slots))
@@ -305,7 +306,7 @@ class World:
             paged=shape.declared and shape.virtual,
         )
         self.store = Store(self._store_us, random.Random(f"store {seed}"), self.ledger.run)
-        self.ledger.store = self.store
+        self.ledger.store, self.ledger.journaled = self.store, shape.journaled
         self.network = Network(self._servers(), random.Random(f"network {seed}"))
         self.graves: list[Life] = []
         self.executors = [Member(self, f"e{n + 1}", self._executor(f"e{n + 1}")) for n in range(self.plan.executors)]
