@@ -19,6 +19,7 @@ import asyncio
 import contextlib
 import re
 import socket
+import struct
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ HOST = "127.0.0.1"
 PIECE_BYTES = 1 << 16
 NAME = re.compile(rb"SETNAME\r\n\$\d+\r\n([^\r]+)\r\n")
 CLOSE_TIMEOUT_S = 60.0
+NO_LINGER = struct.pack("ii", 1, 0)
+"""An option of a socket: closing it sends RST."""
 
 T = TypeVar("T")
 
@@ -64,9 +67,22 @@ class ProxiedLink:
         return self.name.startswith(of)
 
     def cut(self) -> None:
+        if not self.over:
+            reset(self.client)
+            reset(self.target)
+        self.close()
+
+    def close(self) -> None:
         self.over = True
         self.client.transport.abort()
         self.target.transport.abort()
+
+
+def reset(connection: asyncio.StreamWriter) -> None:
+    """Ends a connection with RST. Without the option the system sends FIN, unless something has come unread."""
+    with contextlib.suppress(OSError, ValueError):  # it has ended
+        connection.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
+    connection.transport.abort()
 
 
 class Proxy:
@@ -164,7 +180,7 @@ class Proxy:
             if not self._closing.is_set():
                 raise
         finally:
-            link.cut()
+            link.close()
             self._links.discard(link)
 
     async def _pass_on(

@@ -91,13 +91,20 @@ class BoundedConnection:
         if (replies := self._replies) is not None and replies.writer is self._writer:
             return replies.is_quiet
         stream: Any = self._reader
-        # As redis-py's own `can_read`, which is a coroutine in a coroutine.
-        return stream is not None and not stream._buffer and not stream.at_eof()  # noqa: SLF001
+        # As `can_read` of the parser, which is a coroutine in a coroutine.
+        return stream is not None and not stream._buffer and not is_over(stream)  # noqa: SLF001
 
     def cut(self) -> None:
         """Ends the connection at once: who waits for replies gets one of `CONNECTION_LOST`."""
         if self._writer is not None:
             self._writer.transport.abort()
+
+    async def send_packed_command(self, *args: Any, **options: Any) -> None:
+        try:
+            await cast("Any", super()).send_packed_command(*args, **options)
+        except RuntimeError as closed:
+            # uvloop refuses to write to a connection that has ended by an error; asyncio's loop says nothing then.
+            raise RedisConnectionError(CLOSED) from closed
 
     async def read_response(self, *args: Any, timeout: float | None = None, **options: Any) -> Any:
         """As redis-py's. timeout: None for `reply_timeout_s`; math.inf where the caller has a limit of its own."""
@@ -137,10 +144,16 @@ class BoundedConnection:
         writer, replies = self._writer, self._replies
         if replies is None or replies.writer is not writer:
             stream = self._reader
-            if stream is None or writer is None or stream.at_eof() or stream.exception() is not None:
+            if stream is None or writer is None or is_over(stream):
                 raise RedisConnectionError(CLOSED)
             replies = self._replies = ReplyStream(writer, self._parser.parse_error)
         return replies.to(packed, limit_s)
+
+
+def is_over(stream: asyncio.StreamReader) -> bool:
+    """Whether a connection's stream has come to its end, or was ended by an error: RST, or a host that was silent for
+    too long. Only the former is an end to `at_eof`."""
+    return stream.at_eof() or stream.exception() is not None
 
 
 class ReplyStream(asyncio.Protocol):
@@ -274,9 +287,14 @@ def _judged(error: Exception) -> Exception:
 
 
 class _HearingParser(cast("Any", DefaultParser)):
-    """Tells its connection of each piece."""
+    """Tells its connection of each piece, and the pool of every end."""
 
     __slots__ = ("_heard",)
+
+    async def can_read(self) -> bool:
+        """Whether the connection is of no more use to the pool. redis-py's own does not see an end by an error."""
+        theirs: Any = super()
+        return is_over(self._stream) or await theirs.can_read()
 
     def on_connect(self, connection: BoundedConnection) -> None:
         super().on_connect(connection)

@@ -19,6 +19,7 @@ from redis.asyncio import Connection, ConnectionPool, SSLConnection
 from redis.asyncio.client import Pipeline
 from redis.asyncio.connection import AbstractConnection, RedisSSLContext
 from redis.exceptions import BusyLoadingError, ReadOnlyError, ResponseError
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from shared.store import commands
 from shared.store.connections.mending import MendingRedis
@@ -33,9 +34,11 @@ from shared.store.connections.redis_py import (
     new_connection,
     tls_context,
 )
+from tests.redis_proxy import RedisProxy
 from tests.simulation.virtual import virtual_world
 
 ROOT = Path(__file__).resolve().parents[4]
+PATIENCE_S = 60.0
 TLS = ROOT / "tests" / "fixtures" / "tls"
 INTERNALS = re.compile(
     r"redis\._|\b_parser\b|make_connection|command_stack|response_callbacks|super\(\)[^\n]*_connect\b"
@@ -157,6 +160,39 @@ async def test_a_pool_makes_connections_that_it_does_not_know(redis: Any) -> Non
     await redis.ping()
     (pooled,) = redis.connection_pool._available_connections
     assert pooled is not connection
+
+
+async def has_ended(connection: Any) -> None:
+    """Waits until a connection has heard of its end, which was an error."""
+    async with asyncio.timeout(PATIENCE_S):
+        while connection._reader.exception() is None:
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_connection_that_was_reset_is_not_used_again(new_loop: Any, redis_server: str) -> None:
+    """The end by an error (RST, or a host that acknowledges nothing) is no end of the stream, as redis-py sees it."""
+
+    async def reset(proxy: RedisProxy) -> None:
+        redis = connect(proxy.url, retries=0)
+        pool: Any = redis.connection_pool
+        own = new_connection(pool)
+        await own.connect()
+        await redis.ping()
+        (idle,) = pool._available_connections
+        proxy.cut()
+        await has_ended(idle)
+        await has_ended(own)
+
+        assert await redis.ping()
+        assert not own.is_quiet
+        # uvloop says that by a RuntimeError, of which no caller knows.
+        with pytest.raises(RedisConnectionError):
+            await own.send_command("PING")
+        await redis.aclose()
+
+    with RedisProxy(redis_server) as proxy, asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(reset(proxy))
 
 
 async def test_a_pipeline_keeps_its_commands_until_they_are_sent(redis: Any) -> None:
