@@ -1,7 +1,8 @@
 """The configuration message as Triton's JSON, for the config endpoint and for python models.
 
-Protobuf's own JSON printer is not used, because Triton's form differs from it in three ways: fields come in the order
-of their declaration, every scalar without presence is printed even at its default, and 64-bit integers are numbers.
+Protobuf's own JSON printer in Python is not used, because Triton's form differs from it in four ways: fields come in
+the order of their declaration, every scalar without presence is printed even at its default, 64-bit integers are
+numbers, and a float that is whole is an integer.
 
 Source: triton-spec section 4, "config as JSON".
 """
@@ -39,9 +40,11 @@ def to_json(config: ConfigMessage) -> str:
 
 
 def _members(message: Message) -> dict[str, Any]:
+    # Scalars that need not be there, those of a choice, stand behind the others.
+    fields = sorted(message.DESCRIPTOR.fields, key=lambda field: field.has_presence and field.message_type is None)
     return {
         field.name: _field(message, field)
-        for field in cast("list[FieldDescriptor]", message.DESCRIPTOR.fields)
+        for field in cast("list[FieldDescriptor]", fields)
         if not field.has_presence or message.HasField(field.name)
     }
 
@@ -68,16 +71,18 @@ def _scalar(value: Any, field: FieldDescriptor) -> Any:
 
 
 def _number(value: float, *, single: bool) -> float | str:
-    """The shortest number that reads back the same; JSON has no infinities, so protobuf writes them as strings."""
+    """The number with the digits that protobuf's C++ printer gives it; a whole number is an integer, unless it is
+    written with an exponent. JSON has no infinities, so protobuf writes them as strings.
+    """
     if not math.isfinite(value):
         return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+    texts = (f"{value:.{digits}g}" for digits in ((6, 9) if single else (15, 17)))
+    text = next((text for text in texts if _reads_back(float(text), value, single=single)), repr(value))
+    return int(text) if text.removeprefix("-").isdecimal() else float(text)
+
+
+def _reads_back(number: float, value: float, *, single: bool) -> bool:
     if not single:
-        return value
-    packed = struct.pack("<f", value)
-    shortest = (float(f"{value:.{digits}g}") for digits in range(6, 10))
-    return next((number for number in shortest if _packs_to(number, packed)), value)
-
-
-def _packs_to(number: float, packed: bytes) -> bool:
+        return number == value
     # The largest single, rounded up, would pack to itself, but protobuf's JSON parser refuses it as too large.
-    return abs(number) <= LARGEST_SINGLE and struct.pack("<f", number) == packed
+    return abs(number) <= LARGEST_SINGLE and struct.pack("<f", number) == struct.pack("<f", value)

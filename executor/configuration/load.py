@@ -116,12 +116,12 @@ def _read(model_dir: Path, override_json: str | None, config_name: str, *, requi
         path = model_dir / "config.pbtxt"
     try:
         check_readable(path, CONFIG_BYTES_MAX)
-        return parse_text(path.read_text(encoding="utf-8"), str(path))
+        return parse_text(path.read_text(encoding="utf-8", errors="surrogateescape"), str(path))
     except FileNotFoundError:
         if required:
             raise ConfigError(f"failed to open text file for read {path}: No such file or directory") from None
         return new_config()
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise ConfigError(f"failed to read {path}: {error}") from error
 
 

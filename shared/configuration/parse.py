@@ -22,21 +22,30 @@ CONFIG_BYTES_MAX = 1 << 20
 """Longest configuration read, bytes (text or JSON). Real ones have a few kilobytes; a load request may be anything."""
 
 _POSITION = re.compile(r"^\d+:\d+ : ")
-_NO_VALUE = re.compile(r'Enum type "([\w.]+)" has no value named ')
+_NO_VALUE = re.compile(
+    r'Enum type "(?P<text>[\w.]+)" has no value named |Invalid enum value .* for enum type (?P<json>[\w.]+)'
+)
 _NO_TEXT = re.compile(r"Expected string but found: '\w+'$")
 _NO_FIELD = re.compile(r'Message type "([\w.]+)" has no field named "(\w+)"')
+_LEXEME = re.compile(r"""#[^\n]*|"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'""")
+"""A comment or a string of the text format. What stands in one says nothing about the other."""
+_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
+_ESCAPES = frozenset("abfnrtv\\?'\"01234567xXuU")
+_BOOLS = {**dict.fromkeys(("true", "t", "yes", "y", "1"), True), **dict.fromkeys(("false", "f", "no", "n", "0"), False)}
+"""The texts that protobuf's C++ parser takes for a bool in JSON, in any case."""
 
 
 def parse_text(text: str, source: str) -> ConfigMessage:
     """A configuration in protobuf's text format.
 
+    text    as the file has it; bytes that are no UTF-8 as `surrogateescape` decodes them, for which comments have room
     source  name of the file, for the message
     raises  ConfigError naming file, line, column and what was wrong there
     """
     _check_length(text, source)
     config = new_config()
     try:
-        text_format.Parse(text, config)
+        text_format.Parse(_as_python_reads_text(text, source), config)
     except text_format.ParseError as error:
         what = _POSITION.sub("", str(error))
         line, column = error.GetLine(), error.GetColumn()
@@ -48,10 +57,39 @@ def parse_text(text: str, source: str) -> ConfigMessage:
     return config
 
 
+def _as_python_reads_text(text: str, source: str) -> str:
+    """The same text for protobuf's Python parser, without comments. Of an escape that it does not know it would keep
+    the backslash: there is one that C has (of the question mark), and any other is a mistake.
+    """
+
+    def lexeme(found: re.Match[str]) -> str:
+        def escape(inner: re.Match[str]) -> str:
+            if inner[1] not in _ESCAPES:
+                where = _where(text, found.start() + inner.start(), source)
+                raise ConfigError(f"failed to read text proto from {where}: Invalid escape sequence in string literal.")
+            return "?" if inner[1] == "?" else inner.group()
+
+        return "" if found.group().startswith("#") else _ESCAPE.sub(escape, found.group())
+
+    read = _LEXEME.sub(lexeme, text)
+    try:
+        read.encode()
+    except UnicodeEncodeError as error:
+        # Lines are as long as before, up to their comments.
+        where = _where(read, error.start, source)
+        raise ConfigError(f"failed to read text proto from {where}: it is no UTF-8") from error
+    return read
+
+
+def _where(text: str, at: int, source: str) -> str:
+    line, column = text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at)
+    return f"{source}:{line}:{column}"
+
+
 def _remedy(what: str) -> str:
     """What may have been meant, for the mistakes that are made most; "" for others."""
     if found := _NO_VALUE.search(what):
-        values = POOL.FindEnumTypeByName(found[1]).values_by_name
+        values = POOL.FindEnumTypeByName(found["text"] or found["json"]).values_by_name
         return f" There are: {', '.join(name for name in values if name != 'TYPE_INVALID')}."
     if found := _NO_FIELD.search(what):
         fields = POOL.FindMessageTypeByName(found[1]).fields_by_name
@@ -77,8 +115,11 @@ def parse_json(text: str, source: str = "model configuration JSON") -> ConfigMes
         strict = _as_python_reads(cast("dict[str, Any]", fields), CONFIG_DESCRIPTOR)
         return json_format.ParseDict(strict, new_config(), descriptor_pool=POOL)
     except (ArithmeticError, ValueError, TypeError, RecursionError, json_format.ParseError) as error:
-        # Beside its own ParseError, json_format lets these through for values of odd types and sizes.
-        raise ConfigError(f"failed to parse {source}: {error}") from error
+        # Beside its own ParseError, json_format lets these through for values of odd types and sizes. A list of fields
+        # in names that Triton's files do not use stands in further lines.
+        what = str(error).partition("\n")[0].rstrip(".")
+        remedy = _remedy(what)
+        raise ConfigError(f"failed to parse {source}: {what}{remedy and '.'}{remedy}") from error
 
 
 def _loaded(text: str) -> object:
@@ -103,7 +144,7 @@ def _without_repeats(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 def _as_python_reads(fields: dict[str, Any], descriptor: Descriptor) -> dict[str, Any]:
     """The same JSON as protobuf's Python parser takes it, which is stricter than its C++ parser: names of enum values
-    in upper case, as all of this schema's are, and lists in brackets.
+    in upper case with underscores, as all of this schema's are, lists in brackets, and bools that are no texts.
     """
     known = {name: field for field in descriptor.fields for name in (field.name, field.json_name)}
     return {key: _member(value, known[key]) if key in known else value for key, value in fields.items()}
@@ -127,7 +168,16 @@ def _element(value: Any, field: FieldDescriptor) -> Any:
         # Python's parser takes an empty one for a message.
         raise TypeError(f"'{field.name}' has a list where one value is expected")
     if field.enum_type is not None:
-        return value.upper() if isinstance(value, str) else value
+        return _enum_value(value, field)
+    if field.type == FieldDescriptor.TYPE_BOOL and isinstance(value, str):
+        return _BOOLS.get(value.lower(), value)
     if field.message_type is None or not isinstance(value, dict):
         return value
     return _as_python_reads(cast("dict[str, Any]", value), field.message_type)
+
+
+def _enum_value(value: Any, field: FieldDescriptor) -> Any:
+    if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
+        # Python's parser takes the whole part of either.
+        raise TypeError(f"'{field.name}' has {json.dumps(value)} where a name or a whole number is expected")
+    return value.upper().replace("-", "_") if isinstance(value, str) else value

@@ -17,6 +17,8 @@ READ = {
     "strict": '{"max_batch_size": 3, REST}',
     "trailing commas": '{"max_batch_size": 3, "instance_group": [{"count": 1, "kind": "KIND_CPU",},], REST,}',
     "bare keys": "{max_batch_size: 3, REST}",
+    "texts for bools": '{"max_batch_size": 3, "response_cache": {"enable": "False"}, REST}',
+    "dashes in enums": '{"max_batch_size": 3, "instance_group": [{"kind": "kind-cpu"}], REST}',
     "single quotes": "{'max_batch_size': 3, 'parameters': {'a': {'string_value': 'it\\'s'}}, REST}",
 }
 REFUSED = {
@@ -25,6 +27,8 @@ REFUSED = {
     "no colon": '{"max_batch_size" 3, REST}',
     "a keyword as key": '{"max_batch_size": 3, "parameters": {true: {"string_value": "x"}}, REST}',
     "a bare value": '{"max_batch_size": three, REST}',
+    "a fraction for an enum": '{"max_batch_size": 3, "instance_group": [{"kind": 2.5}], REST}',
+    "a bool for an enum": '{"max_batch_size": 3, "instance_group": [{"kind": true}], REST}',
     "a comment": '{"max_batch_size": 3 /* rows */, REST}',
 }
 

@@ -60,9 +60,9 @@ def test_json_prints_every_default_in_order_with_numbers(load_text: LoadText) ->
         '"sequence_batching":{"oldest":{"max_candidate_sequences":0,"preferred_batch_size":[2],'
         '"max_queue_delay_microseconds":0,"preserve_ordering":false},"max_sequence_idle_microseconds":1000000,'
         '"control_input":[{"name":"S","control":[{"kind":"CONTROL_SEQUENCE_START","int32_false_true":[],'
-        '"fp32_false_true":[0.0,0.1],"bool_false_true":[],"data_type":"TYPE_INVALID"}]}],'
+        '"fp32_false_true":[0,0.1],"bool_false_true":[],"data_type":"TYPE_INVALID"}]}],'
         '"state":[{"input_name":"h","output_name":"h","data_type":"TYPE_FP32","dims":[3],"initial_state":['
-        '{"data_type":"TYPE_FP32","dims":["3"],"zero_data":false,"name":"i"}],'
+        '{"data_type":"TYPE_FP32","dims":["3"],"name":"i","zero_data":false}],'
         '"use_same_buffer_for_input_output":false,"use_growable_memory":false}],"iterative_sequence":false},'
         '"instance_group":[{"name":"m","kind":"KIND_CPU","count":1,"gpus":[],"secondary_devices":[],"profile":[],'
         '"passive":false,"host_policy":""}],"default_model_filename":"model.py","cc_model_filenames":{},'
@@ -92,6 +92,27 @@ def test_a_single_reads_back_the_same(number: str) -> None:
     assert config == parse_json(to_json(config))
 
 
+@pytest.mark.parametrize(
+    ("number", "printed"),
+    [
+        ("-0.0", "0"),
+        ("-1", "-1"),
+        ("999999", "999999"),
+        ("1000000", "1000000.0"),
+        ("1234567", "1234567"),
+        ("16777216", "16777216"),
+        ("3e9", "3000000000.0"),
+        ("12345.6789", "12345.6787"),
+        ("2.5", "2.5"),
+    ],
+)
+def test_a_single_is_written_with_tritons_digits(number: str, printed: str) -> None:
+    """As a running Triton 2.51 writes it."""
+    control = f'control_input {{ name: "S" control {{ fp32_false_true: {number} }} }}'
+
+    assert f'"fp32_false_true":[{printed}]' in to_json(parse_text(f"sequence_batching {{ {control} }}", "config.pbtxt"))
+
+
 def test_numbers_that_triton_forgets_stay_strings() -> None:
     """64-bit integers beside those that its fix-up knows: what a client of Triton sees in the config endpoint."""
     config = parse_json(
@@ -116,13 +137,20 @@ def test_numbers_that_triton_forgets_stay_strings() -> None:
     assert [2] == printed["model_warmup"][0]["inputs"]["X"]["dims"]
 
 
+@pytest.mark.parametrize(
+    ("text", "value"), [("true", True), ("T", True), ("Yes", True), ("1", True), ("FALSE", False), ("n", False)]
+)
+def test_a_bool_may_be_a_text(text: str, value: bool) -> None:
+    assert value is parse_json(f'{{"response_cache": {{"enable": "{text}"}}}}').response_cache.enable
+
+
 def test_load_request_may_bring_its_own_configuration(load_text: LoadText) -> None:
     """It replaces config.pbtxt; names of enum values are read in any case, 64-bit numbers in either form."""
     override = {
         "max_batch_size": 3,
         "input": [{"name": "O", "data_type": "type_fp32", "dims": ["5"]}],
         "output": [{"name": "P", "dataType": "Type_String", "dims": [5]}],
-        "instance_group": [{"kind": "kind_cpu"}],
+        "instance_group": [{"kind": "kind-cpu"}],
         "parameters": {"Key": {"string_value": "Value"}},
         "dynamic_batching": {"priority_levels": 1, "default_priority_level": "1",
                              "priority_queue_policy": {"1": {"timeout_action": "delay"}}},
@@ -193,7 +221,7 @@ def test_what_triton_does_not_read_either_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ('{"max_batch_syze": 1}', "max_batch_syze"),
+        ('{"max_batch_syze": 1}', 'named "max_batch_syze" at "ModelConfig". Did you mean max_batch_size?'),
         ('{"input": [{"colour": 1}]}', "colour"),
         ('{"max_batch_size": 1, "max_batch_size": 2}', "repeated key max_batch_size"),
         ('{"max_batch_size": "many"}', "max_batch_size"),
@@ -206,6 +234,10 @@ def test_what_triton_does_not_read_either_is_refused(text: str) -> None:
         ('{"parameters": []}', "parameters"),
         ('{"parameters": {"a": 3}}', "parameters"),
         ('{"instance_group": [{"kind": "KIND_TOASTER"}]}', "KIND_TOASTER"),
+        ('{"instance_group": [{"kind": "GPU"}]}', ". There are: KIND_AUTO, KIND_GPU, KIND_CPU, KIND_MODEL."),
+        ('{"instance_group": [{"kind": 2.5}]}', "'kind' has 2.5 where a name or a whole number is expected"),
+        ('{"instance_group": [{"kind": true}]}', "'kind' has true where a name or a whole number is expected"),
+        ('{"response_cache": {"enable": "maybe"}}', "Expected true or false"),
         ('{"instance_group": [{"kind": {}}]}', "kind"),
         ('{"sequence_batching": {"direct": {}, "oldest": {}}}', "oneof"),
         ("[]", "expected a JSON object"),

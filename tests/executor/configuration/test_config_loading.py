@@ -512,12 +512,38 @@ def test_text_that_is_no_configuration_is_refused(load_text: LoadText, text: str
         load_text(text)
 
 
-def test_text_that_is_no_utf8_is_refused(load_text: LoadText) -> None:
+@pytest.mark.parametrize(
+    ("content", "where"), [(b'# \xff\nname: "\xff"', "2:8"), (b'name: "m" # \xff\n \xff', "2:2"), (b"\xff", "1:1")]
+)
+def test_text_that_is_no_utf8_is_refused(load_text: LoadText, content: bytes, where: str) -> None:
     model_dir = load_text(IO).model_dir
-    (model_dir / "config.pbtxt").write_bytes(b'name: "\xff"')
+    (model_dir / "config.pbtxt").write_bytes(content)
 
-    with pytest.raises(ConfigError, match="failed to read"):
+    with pytest.raises(ConfigError, match=rf"failed to read text proto from .*config\.pbtxt:{where}: it is no UTF-8"):
         load_text(None)
+
+
+def test_a_comment_may_be_in_any_encoding(load_text: LoadText) -> None:
+    model_dir = load_text(IO).model_dir
+    comment = '# Größe \\ "\n'.encode("latin-1")
+    (model_dir / "config.pbtxt").write_bytes(comment + IO.encode() + b" " + comment)
+
+    assert load_text(None).config.inputs
+
+
+def test_escapes_are_those_of_protobuf(load_text: LoadText) -> None:
+    """Its Python parser alone would leave the backslash where it is."""
+    parameter = """parameters { key: "k" value { string_value: '"#\\?' "\\'\\x41\\101\\u00e9\\n#" # "\\q"\n } }"""
+
+    assert {"k": "\"#?'AAé\n#"} == load_text(f"{IO} {parameter}").config.parameters
+
+
+@pytest.mark.parametrize("text", ['"C:\\models\\deep"', r"""'\"' '\.'""", r'"\N{BULLET}"', '"\\8"'])
+def test_an_escape_that_is_none_is_refused_with_its_place(load_text: LoadText, text: str) -> None:
+    parameter = f'parameters {{ key: "k" value {{ string_value: {text} }} }}'
+
+    with pytest.raises(ConfigError, match=r"config\.pbtxt:2:\d+: Invalid escape sequence in string literal\."):
+        load_text(f"# \\q\n{parameter} {IO}")
 
 
 @pytest.mark.parametrize("made", ["a pipe", "a device", "a long file", "a folder"])
