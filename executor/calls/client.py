@@ -231,9 +231,13 @@ class CallClient:
         outcome = outcome_of(call, error)
         if outcome is Outcome.TOO_LATE and call.replayed is None:
             raise TimeoutError
+        return failure_of(call, error), self.is_settled(gateway, outcome)
+
+    def is_settled(self, gateway: CallGateway, outcome: Outcome) -> bool:
+        """Whether what a gateway said is the answer to a call. If the gateway is gone, another one is asked next."""
         if outcome in (Outcome.GATEWAY_GONE, Outcome.TOO_LATE):
             self._gateways.lost(gateway)
-        return failure_of(call, error), outcome is Outcome.ANSWERED
+        return outcome is Outcome.ANSWERED
 
     def metadata(self, call: ModelCall) -> tuple[tuple[str, str], ...]:
         about = [(CALL_KEY, call_value(call.name, call.chain))]
@@ -328,9 +332,11 @@ class Stream:
         if not hasattr(message, "infer_response"):  # the end of the stream
             self._ended = True
             return None, True
-        answer, self._ended, again = streamed(self._call, message)
-        self._had += not again
-        return answer, not again
+        answer, self._ended, outcome = streamed(self._call, message)
+        assert self._gateway is not None, "it has said something"
+        is_settled = self._client.is_settled(self._gateway, outcome)
+        self._had += is_settled
+        return answer, is_settled
 
 
 async def encoded_request(call: ModelCall, first_answer: int = 0) -> bytes:

@@ -146,41 +146,42 @@ def _parameters(parameters: Mapping[str, Any]) -> dict[str, Parameter]:
     }
 
 
-def streamed(call: ModelCall, message: Any) -> tuple[CallAnswer, bool, bool]:
-    """The answer in a message of a stream; whether it is the last one; and whether the call may be made again."""
+def streamed(call: ModelCall, message: Any) -> tuple[CallAnswer, bool, Outcome]:
+    """The answer in a message of a stream; whether it is the last one; and what it says of the call."""
     response = message.infer_response
     about = _parameters(response.parameters)
     was_accepted = FINAL_RESPONSE in response.parameters
     is_last = was_accepted and response.parameters[FINAL_RESPONSE].bool_param
     if not message.error_message:
-        return answer_of(response), is_last, False
+        return answer_of(response), is_last, Outcome.ANSWERED
     code = code_of(str(about.get("code", Code.INTERNAL)))
     answer = _failure(call, code, message.error_message, was_accepted=was_accepted)
+    fate = ACCEPTED if was_accepted else about.get(ANSWERED_KEY)
     # A refused request has no response, and what refuses it is the end.
-    again = about.get("retry") == Retry.SAME.value
-    again |= is_passing(call, code, message.error_message, was_accepted=was_accepted)
-    return answer, is_last or not was_accepted, again
+    return answer, is_last or not was_accepted, _outcome(call, code, message.error_message, about.get("retry"), fate)
 
 
 def outcome_of(call: ModelCall, error: Any) -> Outcome:
     """What an AioRpcError says of its call."""
     trailing = _trailing(error)
-    retry = trailing.get(RETRY_KEY)
-    if retry == Retry.SAME.value:
-        return Outcome.AGAIN
     match error.code().name:
         case "DEADLINE_EXCEEDED":
             return Outcome.TOO_LATE
         case "RESOURCE_EXHAUSTED" if error.details() == FULL:
             return Outcome.GATEWAY_GONE
-        case "UNAVAILABLE" | "CANCELLED" if retry is None and ANSWERED_KEY not in trailing:
-            return Outcome.GATEWAY_GONE
         case "INTERNAL" if error.details() == UNSENT:
             return Outcome.AGAIN
-        case code if is_passing(call, code, error.details() or "", was_accepted=_was_accepted(trailing)):
-            return Outcome.AGAIN
-        case _:
-            return Outcome.ANSWERED
+        case code:
+            return _outcome(call, code, error.details() or "", trailing.get(RETRY_KEY), trailing.get(ANSWERED_KEY))
+
+
+def _outcome(call: ModelCall, code: str, text: str, retry: object, fate: object) -> Outcome:
+    """What an error of the mesh says of its call. fate: what became of that, if a gateway says it (`ANSWERED_KEY`)"""
+    if retry == Retry.SAME.value:
+        return Outcome.AGAIN
+    if code in (Code.UNAVAILABLE.value, Code.CANCELLED.value) and retry is None and fate is None:
+        return Outcome.GATEWAY_GONE
+    return Outcome.AGAIN if is_passing(call, code, text, was_accepted=fate == ACCEPTED) else Outcome.ANSWERED
 
 
 def is_passing(call: ModelCall, code: str, text: str, *, was_accepted: bool) -> bool:

@@ -41,7 +41,8 @@ from gateway.grpc.wire.rpc import wake
 from gateway.requests.infer_call import InferCall, input_bytes
 from gateway.requests.status import told_of
 from gateway.requests.waiting import Answer, OnOpen, OpenRequest
-from shared.contract.errors import MeshError, UnavailableError
+from shared.contract.calls import ANSWERED_KEY, REFUSED
+from shared.contract.errors import MeshError, NotReadyError, UnavailableError
 
 OUTSTANDING_BYTES_MAX = 256 << 20
 """Tensors of one stream's unanswered requests and unwritten answers. A single request may be larger: the bound is
@@ -367,7 +368,10 @@ class InferStream:
                 error = told_of(failure, "request failed unexpectedly", model=request.model)
         if error.accepted and self._metadata.status_on_error:
             raise error
-        return encode_stream_error(error, request.request_id, request.model, is_last=is_last).SerializeToString()
+        message = encode_stream_error(error, request.request_id, request.model, is_last=is_last)
+        if self._metadata.call is not None and isinstance(error, NotReadyError):
+            message.infer_response.parameters[ANSWERED_KEY].string_param = REFUSED
+        return message.SerializeToString()
 
     def _abandon(self) -> None:
         """Cancels all unanswered requests in one turn of the loop, so that no step is sent whose predecessor is

@@ -21,7 +21,9 @@ from shared.contract.ids import SequenceId
 CALL_KEY = "seqmesh-call"
 """Key of the metadata."""
 ANSWERED_KEY = "seqmesh-answered"
-"""Key of an error's trailing metadata: the error is the mesh's answer to the call, whichever gateway is asked."""
+"""Key of an error's trailing metadata, and of a parameter where a message of a stream refuses: the error is the mesh's
+answer to the call, whichever gateway is asked.
+"""
 ACCEPTED, REFUSED = "accepted", "refused"
 """Its values: what became of the call."""
 FULL = "Concurrent RPC limit exceeded!"

@@ -461,6 +461,32 @@ async def test_a_stream_of_responses_to_a_replayed_step_is_asked_for_again_too(m
     assert (4, ["", "", "", None]) == (len(gateway.requests), [one and one.error_code for one in said])
 
 
+@pytest.mark.parametrize(
+    ("about", "expected"),
+    [({}, ["", "", "", None]), ({ANSWERED_KEY: REFUSED}, ["UNAVAILABLE", None])],
+    ids=["of this gateway", "of the mesh"],
+)
+async def test_a_refusal_within_a_stream_is_an_answer_only_if_every_gateway_would_say_it(
+    make: Make, monkeypatch: pytest.MonkeyPatch, about: dict[str, str], expected: list[str | None]
+) -> None:
+    """A gateway that stops, or is full, refuses within a stream what it refuses any other call by its status."""
+
+    class Stopping(FakeGateway):
+        async def ModelStreamInfer(self, requests: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
+            self.requests += [request async for request in requests]
+            message = pb.ModelStreamInferResponse(error_message="the gateway has stopped")
+            for name, value in {"code": "UNAVAILABLE", **about}.items():
+                message.infer_response.parameters[name].string_param = value
+            yield message
+
+    monkeypatch.setattr("random.choice", itemgetter(0))
+    caller = await make(Stopping(answering), FakeGateway(answering))
+    stream = await asyncio.to_thread(caller.client.stream, CALL)
+    said = [await asyncio.to_thread(lambda: stream.read().result()) for _ in expected]
+
+    assert expected == [one and one.error_code for one in said]
+
+
 async def test_a_deadline_answers_and_is_passed_on(make: Make) -> None:
     left: list[float] = []
     answers = False

@@ -32,7 +32,8 @@ from gateway.grpc.stream import Decode, InferStream
 from gateway.requests.infer_call import InferCall
 from gateway.requests.waiting import Answer
 from gateway.settings import GatewaySettings
-from shared.contract.errors import MeshError, ModelError, Reason, RequestError, SequenceError
+from shared.contract.calls import ANSWERED_KEY, CALL_KEY, REFUSED, call_value
+from shared.contract.errors import MeshError, ModelError, NotReadyError, Reason, RequestError, SequenceError
 from tests.gateway.one_at_a_time import one_at_a_time
 from tests.gateway.stubs import stub_at
 
@@ -253,6 +254,24 @@ async def test_a_refusal_never_ends_the_stream(stub: Any, twin: Any) -> None:
 
     assert (refused.error_message, refused.infer_response.id) == ("refused", "0")
     assert ids(await read_all(call)) == ["1"]
+
+
+async def test_a_model_that_calls_hears_in_a_stream_too_whether_another_gateway_would_say_the_same(
+    stub: Any, twin: Any
+) -> None:
+    """A client has no use for that."""
+
+    def full(_: InferCall) -> MeshError:
+        return NotReadyError("Exceeds maximum queue size")
+
+    twin.respond, said = full, list[str]()
+    for metadata in ([(CALL_KEY, call_value("call-1", ["caller"]))], []):
+        call = stub.ModelStreamInfer(metadata=metadata)
+        await call.write(request(0))
+        await call.done_writing()
+        said += [one.infer_response.parameters[ANSWERED_KEY].string_param for one in await read_all(call)]
+
+    assert [REFUSED, ""] == said
 
 
 async def test_large_requests_are_bounded_by_their_bytes(twin: Any) -> None:
