@@ -163,7 +163,7 @@ class GrpcConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         del exc
         self._end_at = self._now()
-        self._sending.finish()
+        self._sending.abandon()
         self._receiving.finish()
         self._leave_calls()
         self._lost.set()

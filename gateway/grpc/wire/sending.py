@@ -98,6 +98,10 @@ class Sending:
     def finish(self) -> None:
         """Writes what is ready. Nothing more is sent."""
         self.flush()
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Nothing is sent any more, nor what is ready: uvloop takes no byte for a connection that is lost."""
         self._has_ended = True
 
     def _go_on(self) -> None:

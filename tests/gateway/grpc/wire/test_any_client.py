@@ -59,13 +59,15 @@ class Loop(asyncio.SelectorEventLoop):
 
 
 class Transport(asyncio.Transport):
-    """Keeps what is written until it is taken. Strict about what must not be asked of it."""
+    """Keeps what is written until it is taken. Strict about what must not be asked of it: as uvloop's, it takes nothing
+    from the moment in which the connection is told that it is lost.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.kept = bytearray()
         self.reads = True
-        self.is_full = self.is_over = self.has_ended = False
+        self.is_full = self.is_over = self.is_lost = self.has_ended = False
         self.protocol: Any = None
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
@@ -73,6 +75,7 @@ class Transport(asyncio.Transport):
 
     def write(self, data: Any) -> None:
         assert not self.has_ended, "written behind the end"
+        assert not self.is_lost, "written to nobody"
         if not self.is_over:
             self.kept += data
             if len(self.kept) > FULL_BYTES and not self.is_full:
@@ -105,7 +108,11 @@ class Transport(asyncio.Transport):
     def abort(self) -> None:
         if not self.is_over:
             self.is_over = True
-            asyncio.get_running_loop().call_soon(self.protocol.connection_lost, None)
+            asyncio.get_running_loop().call_soon(self.lose)
+
+    def lose(self) -> None:
+        self.is_lost = True
+        self.protocol.connection_lost(None)
 
 
 class AnyClient:
@@ -252,6 +259,11 @@ class AnyClient:
         self.sending += self.h2.data_to_send() + GoAwayFrame(0, last_stream_id=0).serialize()
         self.is_legal = False
 
+    def hang_up(self) -> None:
+        """The server hears of it in its next turn, whatever it has to say then."""
+        self.is_legal = False
+        self.transport.abort()
+
     # -- between them -----------------------------------------------------------------------------------------------
 
     def deliver(self) -> None:
@@ -321,6 +333,8 @@ class AnyClient:
             deed = self.chance.choice(deeds)
             if self.is_legal or deed in (self.deliver, self.receive, self.cancel):
                 deed()
+            if self.is_legal and self.chance.random() < 0.005:
+                self.hang_up()
             if self.is_legal and self.chance.random() < 0.003:
                 self.chance.choice((self.offend, self.say_goodbye, self.fail))()
             if self.chance.random() < 0.4:
