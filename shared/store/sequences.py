@@ -342,8 +342,11 @@ class Sequences:
                 f"answers: name version {exported.version}, or none"
             )
         served = await self._serving(model_of(sequence), exported.version, text_of(exported.record.get(MARK, b"")))
+        record = await self._membership.model(model_of(sequence))
+        # What an executor announces is shorter where sequences may be orphans: nobody's connection to this one is gone.
+        idle_ms = record.config.idle_ms if record is not None else served.idle_ms
         call = self._scripts.reopen(
-            sequence, exported, idle_ms=served.idle_ms, live_max=self._live_max, pageable=served.pageable
+            sequence, exported, idle_ms=idle_ms, live_max=self._live_max, pageable=served.pageable
         )
         code = await self._scripts.run(call)
         if code is ReopenCode.EXISTS:

@@ -15,7 +15,7 @@ from scheduler.ingest import Source, StreamEntry, StreamKind, over
 from shared.contract.errors import Code, NotDoneError, Reason
 from shared.contract.forecast import LineForecast, encode_forecast
 from shared.contract.ids import ExecutorId, SequenceId, sequence_id
-from shared.contract.messages import ExecutorRegistration, ServedModel, StepFlag
+from shared.contract.messages import ExecutorRegistration, ModelRecord, ServedModel, StepFlag
 from shared.contract.record import START, VERSION
 from shared.contract.state_fields import GrownState, Parts
 from shared.store.commands import Redis
@@ -26,6 +26,7 @@ from shared.store.membership import Membership
 from shared.store.script_values import ReopenCode, StepOutcome
 from shared.store.sequence_status import SORT_KEYS, SequenceStatus, Wanted
 from shared.store.sequences import READ_AT_ONCE, Sequences, StateSizes
+from tests.gateway.fake_executor import running_sum
 from tests.scripted_mesh import IDLE_MS, STATE, ScriptedMesh
 
 ALICE, BOB = ExecutorId("alice-1"), ExecutorId("bob-2")
@@ -542,3 +543,20 @@ async def test_no_copy_is_opened_beyond_what_the_gateway_was_told(mesh: Scripted
     await bounded.fork(mesh.sequence(1), mesh.sequence(second))
     with pytest.raises(NotDoneError, match="as many live sequences as it may"):
         await bounded.fork(mesh.sequence(1), mesh.sequence(third))
+
+
+async def test_a_copy_may_be_idle_for_as_long_as_its_origin_however_soon_orphans_expire(
+    mesh: ScriptedMesh, sequences: Sequences
+) -> None:
+    """An executor announces the shortest time after which any sequence of the model may expire."""
+    membership = Membership(mesh.redis, mesh.keys)
+    config = msgspec.structs.replace(running_sum("sum"), parameters={"orphan_grace_microseconds": "1000"})
+    await membership.publish(ModelRecord(config, "{}", ("1",)))
+    served = ServedModel("sum", "1", instances=1, slots=8, pageable=True, idle_ms=config.shortest_idle_ms)
+    for name in (ALICE, BOB):
+        about = ExecutorRegistration(name, name.partition("-")[0], host="", pid=1, started_ms=0, models=(served,))
+        await membership.register(about, lease_ms=60_000)
+    await live(mesh, 1, ALICE)
+    await sequences.fork(mesh.sequence(1), mesh.sequence(2))
+
+    assert config.shortest_idle_ms < await mesh.redis.pttl(mesh.keys.sequence(mesh.sequence(2)).idle) <= config.idle_ms
