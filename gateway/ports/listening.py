@@ -29,6 +29,10 @@ QUIET_S = 0.1
 QUEUE_S = 1.0
 """How long connections that are made may then take to be accepted, on a busy machine."""
 LOOK_S = 0.01
+KEEPALIVE = (("TCP_KEEPIDLE", 45), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 5))
+"""A client whose machine has vanished says nothing of it, and a stream may be silent for as long as it likes. So the
+system asks after 45 s, less than what a NAT remembers a silent connection for, and gives it up after two minutes.
+"""
 SO_ATTACH_FILTER = 26
 NO_SYN = (
     (0x30, 0, 0, 13),  # the flags of the TCP header
@@ -82,6 +86,11 @@ def bound(host: str, port: int, *, of: PortName = HTTP_PORT, is_shared: bool = F
     try:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # Accepted connections take these over.
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in KEEPALIVE:
+            if (option := getattr(socket, name, None)) is not None:
+                server.setsockopt(socket.IPPROTO_TCP, option, value)
         if is_shared:
             server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         server.bind((host, port))

@@ -11,7 +11,7 @@ import pytest
 import uvloop
 
 from deploy.local.embedded import free_port
-from gateway.ports.listening import METRICS_PORT, TCP_INFO, bound, listen, progress, queued, quieten
+from gateway.ports.listening import KEEPALIVE, METRICS_PORT, TCP_INFO, bound, listen, progress, queued, quieten
 from shared.contract.errors import UnavailableError
 
 HOST = "127.0.0.1"
@@ -123,6 +123,18 @@ def test_a_connection_of_a_quiet_socket_carries_data(port: int) -> None:
 
             assert b"hello" == accepted.recv(5)
             assert 5 == struct.unpack_from("Q", accepted.getsockopt(socket.IPPROTO_TCP, TCP_INFO, 232), 128)[0]
+
+
+def test_a_client_whose_machine_has_vanished_is_asked_for_and_given_up_within_two_minutes(port: int) -> None:
+    with listen(HOST, port) as listening, connected(port):
+        accepted, _ = listening.accept()
+        with accepted:
+            idle_s, pause_s, probes = (
+                accepted.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name, _ in KEEPALIVE
+            )
+
+            assert 0 < accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            assert 120 >= idle_s + pause_s * probes
 
 
 async def quieten_now(listening: socket.socket) -> None:
