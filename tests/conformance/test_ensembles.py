@@ -140,6 +140,13 @@ BROKEN: dict[str, tuple[str, str]] = {
         ),
         "output 'OUTPUT' for ensemble 'unwritten' is not written",
     ),
+    "unconnected": (
+        ensemble(step("plain", "INPUT=z", "OUTPUT=OUTPUT"), step("two_inputs", "INPUT=INPUT OTHER=later", "OUTPUT=z")),
+        (
+            "output 'OUTPUT' for ensemble 'unconnected' is not written: at least one of its depending tensors, "
+            "'later', is not connected"
+        ),
+    ),
     "idle_tensor": (
         ensemble(FIRST, LAST, step("plain", "INPUT=INPUT", "OUTPUT=idle")),
         "ensemble tensor 'idle' is unused in ensemble 'idle_tensor'",

@@ -9,7 +9,6 @@ from collections.abc import Iterable
 
 from executor.configuration.names import QUEUE_DELAY
 from executor.configuration.rules.controls import check_controls
-from executor.configuration.rules.states import check_states
 from shared.configuration.schema import ConfigMessage
 from shared.contract.errors import ConfigError
 
@@ -75,15 +74,13 @@ def _check_sequence_batching(config: ConfigMessage) -> list[str]:
     _check_sizes(config, sequence.oldest.preferred_batch_size, "sequence batching preferred batch size")
     if not 0.0 <= sequence.direct.minimum_slot_utilization <= 1.0:
         raise ConfigError(f"sequence batching minimum slot utilization must be in range (0.0, 1.0] for {model}")
-    notes = check_states(config)
     declared = {tensor.name for tensor in config.input}
     made = [control.name for control in sequence.control_input] + [state.input_name for state in sequence.state]
-    notes += [
+    return [
         f"input '{name}' is also a control or state tensor: the server's own value is used"
         for name in made
         if name in declared
     ]
-    return notes
 
 
 def _check_sizes(config: ConfigMessage, sizes: Iterable[int], what: str) -> None:

@@ -10,6 +10,7 @@ Source: triton-spec section 4, "ensemble_scheduling"; Triton core, model_config_
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from shared.configuration.schema import ConfigMessage
@@ -56,7 +57,9 @@ def check_ensemble(config: ConfigMessage) -> list[str]:
         if output.name not in nodes:
             raise ConfigError(f"ensemble output '{output.name}' for ensemble {name} is not used")
         if output.name not in written:
-            raise ConfigError(f"output '{output.name}' for ensemble '{name}' is not written")
+            loose = _unconnected(output.name, nodes, written)
+            cause = f": at least one of its depending tensors, '{loose}', is not connected" if loose else ""
+            raise ConfigError(f"output '{output.name}' for ensemble '{name}' is not written{cause}")
     outputs = {output.name for output in config.output}
     for tensor, node in nodes.items():
         if tensor not in outputs and (tensor not in written or not node.after):
@@ -64,6 +67,14 @@ def check_ensemble(config: ConfigMessage) -> list[str]:
     if config.response_cache.enable:
         return ["'response_cache' has no effect: the answers of the steps' models are cached, where they enable it"]
     return []
+
+
+def _unconnected(output: str, nodes: Mapping[str, _Node], written: set[str]) -> str:
+    """A tensor of which the output is made and that no step writes; "" where steps wait for each other."""
+    missing = {output}
+    while more := {before for tensor in missing for before in nodes[tensor].before} - written - missing:
+        missing |= more
+    return min((tensor for tensor in missing if not nodes[tensor].is_output), default="")
 
 
 def _check_no_others(config: ConfigMessage) -> None:

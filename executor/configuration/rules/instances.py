@@ -31,6 +31,8 @@ def check_instance_groups(config: ConfigMessage, *, dialect: bool, gpu_count: in
         elif group.kind == KIND["KIND_GPU"]:
             _check_gpus(prefix, group, gpu_count)
         elif group.kind != KIND["KIND_CPU"]:
+            if group.kind != KIND["KIND_MODEL"]:
+                raise ConfigError(f"{prefix} has unexpected kind {group.kind}")
             if group.gpus:
                 raise ConfigError(f"{prefix} has kind KIND_MODEL but specifies one or more GPUs")
             raise ConfigError(f"{prefix} has kind KIND_MODEL, which is not supported: say KIND_CPU or KIND_GPU")

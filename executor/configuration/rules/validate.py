@@ -1,8 +1,8 @@
 """The rules that a normalised configuration must keep, with Triton's messages, and their order.
 
 Where Triton has no message, ours is written in its manner. Nothing is changed here, and nothing is read from disk.
-If two rules are broken, the message is the one that Triton gives first: batchers and metrics come before tensors and
-instances.
+If two rules are broken, the message is the one that Triton gives first: batchers and metrics come before instances,
+these before tensors, and states last, because Triton looks at them when it makes the batcher.
 
 Source: triton-spec sections 1.1, 1.2, 2, 3.1 and 4; Triton core, model_config_utils.cc (ValidateModelConfig).
 """
@@ -20,6 +20,7 @@ from executor.configuration.rules.ensembles import check_ensemble, is_ensemble
 from executor.configuration.rules.instances import check_instance_groups
 from executor.configuration.rules.metrics import check_metrics
 from executor.configuration.rules.parameters import check_parameters
+from executor.configuration.rules.states import check_states
 from executor.configuration.rules.tensors import check_tensors
 from executor.configuration.rules.warmup import check_warmup
 from shared.configuration.schema import ConfigMessage
@@ -65,11 +66,12 @@ def validate(config: ConfigMessage, *, dialect: bool, gpu_count: int) -> list[st
         return notes
     notes = check_batching(config)
     check_metrics(config)
+    notes += check_instance_groups(config, dialect=dialect, gpu_count=gpu_count)
     check_tensors(config)
     check_batch_io(config)
-    notes += check_instance_groups(config, dialect=dialect, gpu_count=gpu_count)
     notes += check_parameters(config)
     notes += check_warmup(config)
+    notes += check_states(config)
     _check_numbers(config, config.name)
     return notes
 

@@ -267,6 +267,7 @@ INSTANCES = [
         f"{IO} instance_group {{ kind: KIND_MODEL }}",
         "instance group m_0 of model m has kind KIND_MODEL, which is not supported: say KIND_CPU or KIND_GPU",
     ),
+    (f"{IO} instance_group {{ kind: 9 }}", "instance group m_0 of model m has unexpected kind 9"),
     (
         f"{IO} instance_group [ {{ count: 1000 kind: KIND_CPU }}, {{ count: 25 kind: KIND_CPU }} ]",
         "model 'm' has 1025 instances, more than 1024 in one executor",
@@ -374,6 +375,10 @@ ENSEMBLES = [
     (
         ensemble(step("a", "I=X J=later", "O=Y"), step("b", "I=Y", "O=later")),
         "output 'Y' for ensemble 'm' is not written",
+    ),
+    (
+        ensemble(step("a", "I=z", "O=Y"), step("b", "I=X J=later", "O=z")),
+        "output 'Y' for ensemble 'm' is not written: at least one of its depending tensors, 'later', is not connected",
     ),
     (ensemble(PASS, step("b", "I=X", "O=idle")), "ensemble tensor 'idle' is unused in ensemble 'm'"),
     (
@@ -571,6 +576,20 @@ def test_growable_memory_needs_one_buffer(load_text: LoadText) -> None:
 def test_minimum_slot_utilization_of_zero_is_accepted(load_text: LoadText) -> None:
     """The message says (0.0, 1.0], but Triton accepts zero."""
     load_text(f"{IO} sequence_batching {{ direct {{ minimum_slot_utilization: 0.0 }} }}")
+
+
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [
+        (f"{given('dims: 1')} instance_group {{ kind: 9 }}", "has unexpected kind 9"),
+        (f"{given('dims: 1')} sequence_batching {{ state {{ }} }}", "model input must specify 'name'"),
+        (f"{IO} sequence_batching {{ state {{ }} }} batch_input {{ }}", "kind 'BATCH_ELEMENT_COUNT' expects 1 source"),
+        (f"{IO} sequence_batching {{ state {{ }} control_input {{ }} }}", "control tensor must have a name"),
+    ],
+)
+def test_of_two_broken_rules_the_one_is_told_that_triton_tells(load_text: LoadText, text: str, first: str) -> None:
+    with pytest.raises(ConfigError, match=first):
+        load_text(text)
 
 
 @pytest.mark.parametrize("reshape", ["[8]", "[2, 4]", "[1, 8, 1]"])
