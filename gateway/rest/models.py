@@ -142,6 +142,7 @@ def load_parameters(parameters: Json) -> tuple[str | None, dict[str, bytes]]:
 
 def _decoded(key: str, value: str) -> bytes:
     try:
-        return base64.b64decode(value, validate=True)
+        # Programs that encode files break lines.
+        return base64.b64decode(value.replace("\r", "").replace("\n", ""), validate=True)
     except ValueError as error:  # binascii.Error is one; letters beyond ASCII are another
         raise RequestError(f"failed to decode parameter '{key}': its content must be base64: {error}") from error
