@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import json
 import operator
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
 
 Fields = dict[str, Any]
 """A configuration, or a part of one, as JSON."""
@@ -86,7 +86,10 @@ class CompletableConfig:
 
     def _add(self, kind: str, tensor: Mapping[str, Any]) -> None:
         self._check_properties(kind, tensor)
-        added = {**tensor, "dims": list(tensor["dims"])}
+        dims = tensor["dims"]
+        # One dimension needs no brackets, as in a load's JSON.
+        several = isinstance(dims, Iterable) and not isinstance(dims, str)
+        added: Fields = {**tensor, "dims": list(cast("Iterable[Any]", dims)) if several else [dims]}
         declared: list[Fields] = self._config.setdefault(kind, [])
         for same in (entry for entry in declared if entry.get("name") == tensor["name"]):
             self._check_same(kind, same, added)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from executor.configuration.completion import CompletableConfig, Fields
+from shared.configuration.parse import parse_json
 
 X: Fields = {"name": "X", "data_type": "TYPE_FP32", "dims": [4]}
 
@@ -131,6 +134,15 @@ CONTRADICTIONS: list[tuple[Callable[[CompletableConfig], None], str]] = [
         ("trying to change decoupled property in auto-complete-config for model 'm', which is already set to 'False'."),
     ),
 ]
+
+
+@pytest.mark.parametrize("dims", [16, "16", np.int64(16), (16,), np.array([16])])
+def test_one_dimension_needs_no_list(dims: Any) -> None:
+    config = CompletableConfig('{"name": "m"}')
+
+    config.add_output({"name": "Y", "data_type": "TYPE_FP32", "dims": dims})
+
+    assert [16] == list(parse_json(config.to_json()).output[0].dims)
 
 
 @pytest.mark.parametrize(("add", "message"), CONTRADICTIONS)
