@@ -99,17 +99,14 @@ class Sequences:
         self._scripts = Scripts(redis, keys)
         self._forecasts = Forecasts(redis, keys)
 
-    async def matching(self, model: str, wanted: Wanted, *, without: Container[ShardId] = ()) -> list[SequenceStatus]:
-        """The open sequences of a model that are wanted, sorted. One that begins or ends meanwhile may be missing.
+    async def page(
+        self, model: str, wanted: Wanted, begin: int = 0, end: int | None = None, *, without: Container[ShardId] = ()
+    ) -> tuple[list[SequenceStatus], int]:
+        """The open sequences of a model that are wanted, sorted: a part of them, and how many there are in all. Of the
+        others only what decides is read. One that begins or ends meanwhile may be missing.
 
         without  shards that are not looked at
         """
-        return (await self.page(model, wanted, 0, None, without=without))[0]
-
-    async def page(
-        self, model: str, wanted: Wanted, begin: int, end: int | None, *, without: Container[ShardId] = ()
-    ) -> tuple[list[SequenceStatus], int]:
-        """A part of what `matching` returns, and how many there are in all. Of the others only what decides is read."""
         names = {name async for name in self._names(model, without) if _id_text(name).startswith(wanted.prefix)}
         fields = None if end is None else wanted.fields
         found = wanted.sorted(await self._shown(sorted(names), wanted, fields))

@@ -85,7 +85,7 @@ class OperatedWorld(World):
         await redis.aclose()
 
     async def _do_something(self, sequences: Sequences) -> None:
-        found = await sequences.matching(NAME, Wanted())
+        found, _ = await sequences.page(NAME, Wanted())
         if self._calm:
             for one in found:
                 if one.state == "paused":

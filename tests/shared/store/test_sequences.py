@@ -90,6 +90,12 @@ async def live(mesh: ScriptedMesh, name: int | str, executor: ExecutorId, steps:
         await mesh.commit(name, executor)
 
 
+async def matching(sequences: Sequences, wanted: Wanted | None = None, model: str = "sum") -> list[SequenceStatus]:
+    found, total = await sequences.page(model, wanted or Wanted())
+    assert total == len(found)
+    return found
+
+
 def ids(found: Iterable[SequenceStatus]) -> list[int | str]:
     return [one.id for one in found]
 
@@ -126,7 +132,7 @@ async def test_all_that_are_not_over_are_listed_wherever_they_stand(mesh: Script
     await wait_for_slot(mesh, 6)
     await mesh.assign(6, BOB)
 
-    found = await sequences.matching("sum", Wanted())
+    found = await matching(sequences)
 
     states = {one.id: (one.state, one.executor, one.last_step, one.open_steps) for one in found}
     assert states == {
@@ -138,7 +144,7 @@ async def test_all_that_are_not_over_are_listed_wherever_they_stand(mesh: Script
         6: ("live", BOB, 1, 1),
     }
     assert [1, 3, 4, 5, 6, "two"] == ids(found)
-    assert [] == await sequences.matching("other", Wanted())
+    assert [] == await matching(sequences, model="other")
 
 
 @pytest.mark.parametrize(
@@ -163,7 +169,7 @@ async def test_a_list_is_filtered_and_sorted(
     await live(mesh, 12, BOB)
     await wait_for_slot(mesh, "1x")
 
-    found = await sequences.matching("sum", wanted)
+    found = await matching(sequences, wanted)
 
     if wanted.sort == "used":
         assert sorted(one.used_ms for one in found) == [one.used_ms for one in found]
@@ -188,7 +194,7 @@ async def test_for_the_order_of_a_list_all_is_read_that_it_needs(
     await mesh.submit(mesh.submission(9, ONE))
 
     for wanted in (Wanted(sort=sort), Wanted(sort=f"-{sort}")):
-        found = ids(await sequences.matching("sum", wanted))
+        found = ids(await matching(sequences, wanted))
         for begin in range(4):
             page, _ = await sequences.page("sum", wanted, begin, begin + 1)
             assert found[begin : begin + 1] == ids(page)
@@ -245,7 +251,7 @@ async def test_one_that_is_unknown_and_one_that_cannot_be_read_are_left_out(
     unknown, broken = await sequences.statuses([mesh.sequence(9), mesh.sequence(8)])
 
     assert (None, None) == (unknown, broken)
-    assert [7] == ids(await sequences.matching("sum", Wanted()))
+    assert [7] == ids(await matching(sequences))
 
 
 @pytest.mark.parametrize(("field", "value"), [(START, "many"), (START, None), (VERSION, None)])
@@ -267,7 +273,7 @@ async def test_those_that_wait_are_told_where_they_stand(mesh: ScriptedMesh, seq
     lines = [LineForecast("1", (mesh.sequence(9), mesh.sequence(8)))]
     await mesh.redis.set(mesh.keys.forecast("sum"), encode_forecast(lines), ex=60)
 
-    statuses = await sequences.foretold(await sequences.matching("sum", Wanted()))
+    statuses = await sequences.foretold(await matching(sequences))
 
     assert {7: None, 8: 2, 9: 1} == {one.id: one.place for one in statuses}
 
@@ -284,7 +290,7 @@ async def test_a_list_is_whole_however_many_there_are(mesh: ScriptedMesh, sequen
         ]
     )
 
-    assert list(names) == ids(await sequences.matching("sum", Wanted(states=frozenset({"waiting"}))))
+    assert list(names) == ids(await matching(sequences, Wanted(states=frozenset({"waiting"}))))
 
 
 async def test_a_name_in_line_that_is_no_sequence_is_left_out(mesh: ScriptedMesh, sequences: Sequences) -> None:
@@ -294,7 +300,7 @@ async def test_a_name_in_line_that_is_no_sequence_is_left_out(mesh: ScriptedMesh
     for fields in ({"k": "v", "q": SequenceId("sum||i99"), "x": ""}, {"k": "later"}, {"q": "rubbish"}):
         await mesh.redis.xadd(stream, fields)
 
-    assert [7] == ids(await sequences.matching("sum", Wanted()))
+    assert [7] == ids(await matching(sequences))
 
 
 class TestExport:

@@ -144,7 +144,7 @@ async def test_a_list_shows_whose_sequences_are_and_a_copy_is_the_tenant_s_too(m
         await mesh.commit(name, ALICE)
     await sequences.fork(mesh.sequence(1), mesh.sequence(7))
 
-    shown = await sequences.matching("sum", Wanted(tenant="acme"))
+    shown, _ = await sequences.page("sum", Wanted(tenant="acme"))
     assert [(1, "acme"), (7, "acme")] == [(one.id, one.tenant) for one in shown]
     assert {mesh.sequence(1), mesh.sequence(7)} == await members(mesh)
 
