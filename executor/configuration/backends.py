@@ -13,16 +13,16 @@ from shared.configuration.schema import ConfigMessage
 from shared.contract.errors import ConfigError
 
 FILE_BACKENDS: dict[str, str] = {
-    "model.py": "python",
-    "model.savedmodel": "tensorflow",
     "model.graphdef": "tensorflow",
-    "model.onnx": "onnxruntime",
+    "model.savedmodel": "tensorflow",
     "model.plan": "tensorrt",
+    "model.onnx": "onnxruntime",
+    "model.xml": "openvino",
     "model.pt": "pytorch",
     "model.pt2": "pytorch",
-    "model.xml": "openvino",
+    "model.py": "python",
 }
-"""Model file -> backend, in the order of choice. `model.pt2`, an exported program, is the mesh's own."""
+"""Model file -> backend, in Triton's order of choice. `model.pt2`, an exported program, is the mesh's own."""
 
 PLATFORM_BACKENDS: dict[str, str] = {
     "tensorrt_plan": "tensorrt",
@@ -37,6 +37,7 @@ BACKEND_PLATFORMS: dict[str, str] = {
     "pytorch": "pytorch_libtorch",
     "onnxruntime": "onnxruntime_onnx",
     "tensorflow": "tensorflow_savedmodel",
+    "tensorrt": "tensorrt_plan",
 }
 """The platform that Triton fills in for a backend."""
 
@@ -105,9 +106,9 @@ def _backend_of(config: ConfigMessage, around: Surroundings) -> str:
             return native
         return other or _refuse_platform(config, around)
     candidates = {config.default_model_filename} if config.default_model_filename else around.files
-    for file, backend in FILE_BACKENDS.items():
-        if file in candidates and file in around.files:
-            return backend
+    told = [backend for file, backend in FILE_BACKENDS.items() if file in candidates and file in around.files]
+    if told:
+        return next((backend for backend in told if backend in around.backends), told[0])
     _, _, suffix = config.name.partition(".")
     if suffix:
         return suffix
@@ -160,14 +161,15 @@ def _installed(around: Surroundings) -> str:
 
 
 def _filename_of(config: ConfigMessage, files: frozenset[str]) -> str:
-    """The backend's file that exists; if none does, the first name that the backend knows; `model.<backend>` for an
-    unknown backend.
+    """The backend's file that exists; if none does, that of its usual platform, or the first name that the backend
+    knows; `model.<backend>` for an unknown backend.
     """
     backend = config.backend
     if PLATFORM_BACKENDS.get(config.platform) == backend and config.platform in PLATFORM_FILES:
         return PLATFORM_FILES[config.platform]
     known = [file for file, name in FILE_BACKENDS.items() if name == backend]
-    return next((file for file in known if file in files), known[0] if known else f"model.{backend}")
+    usual = PLATFORM_FILES.get(BACKEND_PLATFORMS.get(backend, "")) or next(iter(known), f"model.{backend}")
+    return next((file for file in known if file in files), usual)
 
 
 def _platform_of(config: ConfigMessage) -> str:
@@ -186,6 +188,8 @@ def _review_platform(config: ConfigMessage, around: Surroundings) -> list[str]:
             return [f"platform {config.platform} is not installed; serving {file} with {config.backend}"]
         if not _has_own_file(config, around.files):
             return [f"platform {config.platform} has no file here; serving {file} with {config.backend}"]
-    if native != (config.backend if config.backend in PLATFORM_BACKENDS.values() else None):
+        if config.backend not in PLATFORM_BACKENDS.values():
+            return [f"platform {config.platform} has no effect: the backend is {config.backend}"]
+    if config.backend in PLATFORM_BACKENDS.values() and native != config.backend:
         raise ConfigError(f"unexpected 'platform' and 'backend' pair, got:{config.platform}, {config.backend}")
     return []

@@ -208,7 +208,8 @@ def test_count_of_a_gpu_group_is_meant_for_each_gpu(load_text: LoadText) -> None
     [
         ("", ["model.pt"], ("pytorch", "pytorch_libtorch", "model.pt")),
         ("", ["model.pt2"], ("pytorch", "pytorch_libtorch", "model.pt2")),
-        ("", ["model.py", "model.pt"], ("python", "", "model.py")),
+        ("", ["model.py", "model.pt"], ("pytorch", "pytorch_libtorch", "model.pt")),
+        ("", ["model.py", "model.plan"], ("python", "", "model.py")),
         ('backend: "pytorch"', ["model.py", "model.pt2"], ("pytorch", "pytorch_libtorch", "model.pt2")),
         ('platform: "pytorch_libtorch"', ["model.pt"], ("pytorch", "pytorch_libtorch", "model.pt")),
         ('backend: "python" default_model_filename: "mine.py"', ["mine.py"], ("python", "", "mine.py")),
@@ -220,6 +221,38 @@ def test_backend_platform_and_file_are_told_from_each_other(
     config = load_text(f"{IO} {text}", files=files).config
 
     assert expected == (config.backend, config.platform, config.default_model_filename)
+
+
+def test_of_several_model_files_the_one_counts_that_triton_takes(load_text: LoadText) -> None:
+    """As a running Triton 2.51 chose, of each two of them."""
+    order = {
+        "model.graphdef": "tensorflow",
+        "model.savedmodel": "tensorflow",
+        "model.plan": "tensorrt",
+        "model.onnx": "onnxruntime",
+        "model.xml": "openvino",
+        "model.pt": "pytorch",
+        "model.py": "python",
+    }
+    files, backends = list(order), dict.fromkeys(order.values(), unchanged)
+
+    for number, file in enumerate(files):
+        loaded = load_text(IO, name=f"m{number}", files=files[number:], backends=backends)
+
+        assert (order[file], file) == (loaded.config.backend, loaded.config.default_model_filename)
+
+
+def test_a_platform_and_a_backend_are_a_pair_where_triton_knows_both(load_text: LoadText) -> None:
+    backends = dict.fromkeys(("tensorrt", "onnxruntime", "python"), unchanged)
+
+    filled = load_text(f'{IO} backend: "tensorrt"', files=["model.plan"], backends=backends)
+    ignored = load_text(f'{IO} backend: "python" platform: "onnxruntime_onnx"', backends=backends)
+
+    assert "tensorrt_plan" == filled.config.platform
+    assert ("python", "onnxruntime_onnx") == (ignored.config.backend, ignored.config.platform)
+    assert "platform onnxruntime_onnx has no effect: the backend is python" in ignored.config.notes
+    with pytest.raises(ConfigError, match="unexpected 'platform' and 'backend' pair, got:tensorrt_plan, onnxruntime"):
+        load_text(f'{IO} backend: "onnxruntime" platform: "tensorrt_plan"', files=["model.onnx"], backends=backends)
 
 
 @pytest.mark.parametrize(
@@ -276,11 +309,6 @@ def test_backend_is_told_from_the_models_name(load_text: LoadText, name: str, ba
                 "unable to find backend 'openvino' for model 'm'; installed backends: python, pytorch (platform "
                 "pytorch_libtorch); install it where the executor runs: pip install 'seqmesh[openvino]'"
             ),
-        ),
-        (
-            'backend: "python" platform: "pytorch_libtorch"',
-            ["model.py"],
-            "unexpected 'platform' and 'backend' pair, got:pytorch_libtorch, python",
         ),
         (
             'platform: "abacus"',
