@@ -1,9 +1,11 @@
 """Models whose steps call sequences of other models, through gateways, and whatever goes wrong in between.
 
 In each of its steps `fold` sends its new state to `fold2`, some steps twice, and answers with what it hears. Its
-instance waits meanwhile. Naming, sending and repeating of calls are the executor's own code, and admission and errors
-the gateway's own servicer; between the two lies a network that breaks and delays. An executor that is cut off from the
-store still reaches gateways: its steps run elsewhere already, and their calls come twice, late, or both at once.
+instance waits meanwhile; in some meshes it makes all calls of a step before it waits. Some models that are called are
+decoupled: their callers read a stream of answers. Naming, sending and repeating of calls are the executor's own code,
+and admission and errors the gateway's own servicer; between the two lies a network that breaks and delays. An executor
+that is cut off from the store still reaches gateways: its steps run elsewhere already, and their calls come twice,
+late, or both at once.
 
 Some have a chain of three models, a model that calls two others, or an ensemble that begins with a model that calls. In
 half of the meshes calls are impatient, so that steps fail for what passes; a step that is replayed must not. A quarter
@@ -20,7 +22,7 @@ import asyncio
 import contextvars
 import random
 from collections import defaultdict, deque
-from collections.abc import Callable, Coroutine, Generator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -39,6 +41,7 @@ from executor.calls.gateways import CallGateway
 from executor.engine.base import BatchResult, Row, RowError, RowResult
 from executor.engine.python import calls
 from executor.engine.python.calls import Execution, RequestTrace
+from executor.engine.python.model_calls import prepared, response_of
 from executor.engine.python.triton_python_backend_utils import InferenceRequest, Tensor
 from gateway.grpc.errors import status_of
 from gateway.grpc.servicer import InferenceServicer
@@ -60,6 +63,7 @@ from tests.simulation.model import (
     Calls,
     FoldEngine,
     Shape,
+    before_last,
     called_with,
     number,
     value_of,
@@ -83,6 +87,11 @@ CALLS: tuple[Calls, ...] = (
 CHAINED = 0.25
 """The share of those meshes whose second model calls nobody: it follows the first one in an ensemble, too."""
 
+AT_ONCE, MANY_ANSWERS = 0.3, 0.4
+"""The shares of meshes in which a model makes all calls of a step at once, and in which one that is called, and calls
+nobody, is decoupled.
+"""
+
 CUTS = 0.2
 """In impatient meshes, the share of faults that cut executors off from gateways."""
 IMPATIENT_S = 1.0
@@ -93,14 +102,19 @@ THINKS, THINKS_S = 0.15, 4 * LEASE_MS / 1000
 
 
 class CallingEngine(FoldEngine):
-    """An instance of a model that calls. models: those that it calls"""
+    """An instance of a model that calls. shape: how the mesh serves it; whole: and all models; story: is told of what
+    is wrong with the answers to a call
+    """
 
     makes_calls = True
 
-    def __init__(self, name: str, models: Sequence[str]) -> None:
+    def __init__(self, name: str, shape: Shape, whole: Shape, story: Story) -> None:
         super().__init__()
         self._name = name
-        self._models = models
+        self._models = shape.calls
+        self._at_once = shape.at_once
+        self._whole = whole
+        self._story = story
 
     def run(self, rows: Sequence[Row], want_state: Sequence[bool]) -> BatchResult:
         execution = Execution(self._name, f"{self._name}/1", "instance", rows)
@@ -125,23 +139,47 @@ class CallingEngine(FoldEngine):
 
     def _heard(self, row: Row, state: int) -> int:
         """The last answer to a step's calls. state: after the step. Raises CallFailedError."""
-        made, heard = called_with(state, self._models), 0
+        made, heard = called_with(state, self._models), list[int]()
         callees = [callee for callee, _ in made]
-        for index, (callee, value) in enumerate(made):
-            if random.random() < THINKS:
-                Awaited(asyncio.sleep(random.uniform(0.0, THINKS_S))).result()
-            response: Any = InferenceRequest(
-                model_name=callee,
-                inputs=[Tensor(INPUT, np.array([[value]], np.int64))],
-                correlation_id=row.correlation_id,
-                flags=START * (row.start and callee not in callees[:index])
-                | END * (row.end and callee not in callees[index + 1 :]),
-                trace=RequestTrace(calls.execution.get(), row.origin),
-            ).exec()
-            if response.has_error():
-                raise CallFailedError(RowError(response.error().code(), response.error().message()))
-            heard = int(response.output_tensors()[-1].as_numpy().item())
-        return heard
+        answers = (self._call(row, callees, index, value) for index, (_, value) in enumerate(made))
+        # A model that fails while calls of it are open would have them made behind what it is asked next.
+        said = [list(answer()) for answer in [*answers]] if self._at_once else (answer() for answer in answers)
+        for (callee, value), responses in zip(made, said, strict=True):
+            # Only the last response may have nothing to say.
+            heard = [self._number(one) for one in responses if one.has_error() or one.output_tensors()]
+            expected = before_last(heard[-1], value) if self._whole.of(callee).decoupled else []
+            if heard[:-1] != expected:
+                self._story.violate(f"{self._name} hears {heard} of {callee} instead of {expected}, {heard[-1]}")
+        return heard[-1]
+
+    def _call(self, row: Row, callees: Sequence[str], index: int, value: int) -> Callable[[], Iterable[Any]]:
+        """Makes one of a step's calls; what waits for the answers to it."""
+        if random.random() < THINKS:
+            Awaited(asyncio.sleep(random.uniform(0.0, THINKS_S))).result()
+        callee = callees[index]
+        request = InferenceRequest(
+            model_name=callee,
+            inputs=[Tensor(INPUT, np.array([[value]], np.int64))],
+            correlation_id=row.correlation_id,
+            flags=START * (row.start and callee not in callees[:index])
+            | END * (row.end and callee not in callees[index + 1 :]),
+            trace=RequestTrace(calls.execution.get(), row.origin),
+        )
+        if self._whole.of(callee).decoupled:
+            return partial(iter, request.exec(decoupled=True))
+        call = prepared(request)
+        answer = calls.door().start(call)
+
+        def responses() -> Iterable[Any]:
+            with calls.waiting_for(call):
+                return [response_of(answer.result())]
+
+        return responses
+
+    def _number(self, response: Any) -> int:
+        if response.has_error():
+            raise CallFailedError(RowError(response.error().code(), response.error().message()))
+        return int(response.output_tensors()[-1].as_numpy().item())
 
 
 class CallFailedError(Exception):
@@ -235,7 +273,6 @@ class Rpc:
         self._gateway = gateway
         self._way_back = WayBack(world.network.delay_s)
         self._serving: asyncio.Task[Any] | None = None
-        self._has_left = False
 
     def time_left_s(self) -> float:
         return self._until - asyncio.get_running_loop().time()
@@ -254,7 +291,6 @@ class Rpc:
 
     def leave(self) -> None:
         """Nobody waits any more; the gateway hears of it."""
-        self._has_left = True
         if self._serving is not None:
             delay_s = self._world.network.delay_s()
             asyncio.get_running_loop().call_later(delay_s, self._serving.cancel, context=self._gateway.process.context)
@@ -264,8 +300,7 @@ class Rpc:
         if servicer is None:
             self._way_back.send(self._break)
             return
-        asked = servicer.ModelInfer(pb.ModelInferRequest.FromString(request), cast("Any", self))
-        self._serving = asyncio.ensure_future(asked)
+        self._serving = asyncio.ensure_future(self._asked(servicer, request))
         self._serving.add_done_callback(self._served)
 
     def _served(self, serving: asyncio.Task[Any]) -> None:
@@ -276,7 +311,11 @@ class Rpc:
             assert isinstance(error, MeshError), error
             self._way_back.send(self._end, rpc_error(*status_of(error), self.trailing))
         else:
-            self._way_back.send(self._end, pb.ModelInferResponse.FromString(serving.result().SerializeToString()))
+            self._way_back.send(self._end, serving.result())
+
+    async def _asked(self, servicer: InferenceServicer, request: bytes) -> Any:
+        response = await servicer.ModelInfer(pb.ModelInferRequest.FromString(request), cast("Any", self))
+        return pb.ModelInferResponse.FromString(response.SerializeToString())
 
     def _break(self) -> None:
         self._end(LostError())
@@ -288,6 +327,76 @@ class Rpc:
             self.answer.set_exception(outcome)
         else:
             self.answer.set_result(outcome)
+
+
+class StreamRpc(Rpc):
+    """One with any number of answers. came: what has reached the executor, and None behind the last one"""
+
+    def __init__(self, world: CallingWorld, gateway: Life, metadata: Any, timeout_s: float) -> None:
+        super().__init__(world, gateway, metadata, timeout_s)
+        self.came = asyncio.Queue[bytes | None]()
+        self.answer.add_done_callback(lambda _: self.came.put_nowait(None))
+        self._requests: list[bytes] = []
+
+    async def read(self) -> bytes | None:
+        """In the gateway, as `write`."""
+        return self._requests.pop() if self._requests else None
+
+    async def write(self, message: bytes) -> None:
+        network = self._world.network
+        # A stream has few messages, and is to break in the midst of them.
+        if network.chance.random() < 10 * network.trouble.reply_lost:
+            self._way_back.send(self._break)
+        else:
+            self._way_back.send(self.came.put_nowait, message)
+
+    def cut(self) -> None:
+        """The executor is read from as fast as answers come."""
+
+    async def _asked(self, servicer: InferenceServicer, request: bytes) -> None:
+        self._requests.append(request)
+        await servicer.ModelStreamInfer(cast("Any", self))
+
+
+class StreamCall:
+    """What an executor has of it, as `grpc.aio` has it."""
+
+    def __init__(self, world: CallingWorld, gateway: Member, *, timeout: float, metadata: Any) -> None:
+        self._world = world
+        self._gateway = gateway
+        self._timeout_s = timeout
+        self._metadata = metadata
+        self._rpc: StreamRpc | None = None
+
+    async def write(self, request: bytes) -> None:
+        life, under_way = await self._world.reached(self._gateway), self._world.network.calls[_running()]
+        self._rpc = rpc = StreamRpc(self._world, life, self._metadata, self._timeout_s)
+        under_way.append(rpc)
+        rpc.answer.add_done_callback(lambda _: under_way.remove(rpc))
+        rpc.send(request)
+
+    async def done_writing(self) -> None:
+        """The request is the only one."""
+
+    async def read(self) -> Any:
+        assert self._rpc is not None, "its request was written"
+        try:
+            async with asyncio.timeout(self._rpc.time_left_s()):
+                message = await self._rpc.came.get()
+        except TimeoutError:
+            raise rpc_error(DEADLINE_EXCEEDED, "Deadline Exceeded") from None
+        if message is not None:
+            return pb.ModelStreamInferResponse.FromString(message)
+        try:
+            await self._rpc.answer
+        except LostError:
+            raise rpc_error(UNAVAILABLE, "connection reset by peer") from None
+        return None
+
+    def cancel(self) -> None:
+        if self._rpc is not None:
+            self._rpc.answer.cancel()
+            self._rpc.leave()
 
 
 def rpc_error(code: int, text: str, metadata: Any = (), trailing: Any = ()) -> grpc.aio.AioRpcError:
@@ -315,16 +424,18 @@ class CallingWorld(TwoModels):
         self._cuts, self._cut_until = random.Random(f"cuts {seed}"), 0.0
 
     async def run(self) -> None:
-        with (
-            patch("executor.workers.worker.EngineThread", WaitingThread),
-            patch("executor.service.install", self._install),
-            patch("executor.engine.python.calls.open_door", lambda: self._doors[_running()]),
-            patch("executor.calls.watch.waits", self._waits),
-            patch("executor.calls.client.PATIENCE_S", self._patience_s),
-            patch("executor.calls.client.CallClient.submit", Mock(side_effect=Awaited)),
-            patch("executor.calls.gateways.Gateways._connected", Mock(side_effect=self._connected)),
-        ):
-            await super().run()
+        places = {
+            "executor.workers.worker.EngineThread": WaitingThread,
+            "executor.service.install": self._install,
+            "executor.engine.python.calls.open_door": lambda: self._doors[_running()],
+            "executor.calls.watch.waits": self._waits,
+            "executor.calls.client.PATIENCE_S": self._patience_s,
+            "executor.calls.client.CallClient.submit": Mock(side_effect=Awaited),
+            "executor.calls.gateways.Gateways._connected": Mock(side_effect=self._connected),
+        }
+        for place, twin in places.items():
+            self.patches.enter_context(patch(place, twin))
+        await super().run()
 
     def _fault(self) -> None:
         """Among others, no executor reaches any gateway for a while, in which the sequences of one are taken over."""
@@ -342,7 +453,8 @@ class CallingWorld(TwoModels):
         return [member for member in super()._dispensable() if member is not self.gateways[0]]
 
     def engine(self, shape: Shape, name: str) -> FoldEngine:
-        return CallingEngine(name, shape.calls) if shape.calls else super().engine(shape, name)
+        whole = self.plan.shape
+        return CallingEngine(name, shape, whole, self.story) if shape.calls else super().engine(shape, name)
 
     @contextmanager
     def _install(self, client: CallClient) -> Generator[None]:
@@ -370,16 +482,20 @@ class CallingWorld(TwoModels):
 
     def _connected(self, address: str) -> CallGateway:
         (gateway,) = [member for member in self.gateways if address == f"grpc://{member.name}"]
-        return CallGateway(address, Mock(close=AsyncMock()), partial(self._infer, gateway), None, None)
+        stream = partial(StreamCall, self, gateway)
+        return CallGateway(address, Mock(close=AsyncMock()), partial(self._infer, gateway), None, stream)
+
+    async def reached(self, gateway: Member) -> Life:
+        """Raises grpc.aio.AioRpcError."""
+        if gateway.life is None or asyncio.get_running_loop().time() < self._cut_until:
+            await asyncio.sleep(self.network.delay_s())
+            raise rpc_error(UNAVAILABLE, "connection refused")
+        return gateway.life
 
     async def _infer(self, gateway: Member, request: bytes, *, timeout: float, metadata: Any) -> Any:
         """In the executor. Raises grpc.aio.AioRpcError."""
-        life = gateway.life
-        if life is None or asyncio.get_running_loop().time() < self._cut_until:
-            await asyncio.sleep(self.network.delay_s())
-            raise rpc_error(UNAVAILABLE, "connection refused")
+        life, under_way = await self.reached(gateway), self.network.calls[_running()]
         rpc = Rpc(self, life, metadata, timeout)
-        under_way = self.network.calls[_running()]
         under_way.append(rpc)
         rpc.send(request)
         try:
@@ -418,7 +534,12 @@ def calling(plan: Plan, seed: int) -> Plan:
     # Not as long again: at the end everything is waited for by the idle time of the first one.
     third = replace(_called(second, further), idle_s=second.idle_s + CALLED_IDLE_S / 4)
     third = third if THIRD in (*calls[NAME], *calls.get(SECOND, ())) else None
-    shape = replace(shape, calls=calls[NAME], second=replace(second, calls=calls.get(SECOND, ())), third=third)
+    # As above.
+    streams = random.Random(f"streams {seed}")
+    at_once, are_many, is_many = (streams.random() < share for share in (AT_ONCE, MANY_ANSWERS, MANY_ANSWERS))
+    second = replace(second, calls=calls.get(SECOND, ()), decoupled=is_many and SECOND not in calls)
+    third = third and replace(third, decoupled=are_many)
+    shape = replace(shape, calls=calls[NAME], at_once=at_once, second=second, third=third)
     habits = [
         replace(_calling(habit, model, calls, chance), fails=0.0)
         for habit, model in zip(plan.habits, models, strict=False)

@@ -151,6 +151,7 @@ class Shape:
     second, third  how it serves further such models beside it, if it does
     chained    it serves an ensemble of these models, too, each of which has what the one before it gives
     calls      it calls these models, in sequences of the same id, and says what it heard, too
+    at_once    it makes all calls of a step before it waits for an answer
     """
 
     slots: int = 2
@@ -178,6 +179,7 @@ class Shape:
     third: Shape | None = None
     chained: tuple[str, ...] = ()
     calls: tuple[str, ...] = ()
+    at_once: bool = False
     parameters: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property

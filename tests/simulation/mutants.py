@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence, Sized
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence, Sized
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
 
 from executor.calls.client import CallClient
+from executor.calls.protocol import request_of
 from executor.core.actions import BatchMember
 from executor.core.decide import conclude
 from executor.core.state import OwnedSequence, OwnedSequences
@@ -132,6 +133,17 @@ async def nothing_wanted(self: EffectPerformer, wants: Sequence[WantSlots]) -> N
 def replays_no_longer(_client: CallClient, call: ModelCall, *, is_patient: bool) -> bool:
     """In the place of `CallClient._goes_on`."""
     return is_patient and call.replayed is None
+
+
+@asynccontextmanager
+async def at_any_time(*_: object) -> AsyncGenerator[None]:
+    """In the place of `CallClient.turn`."""
+    yield
+
+
+async def for_all_answers(call: ModelCall, _first_answer: int = 0) -> bytes:
+    """In the place of `client.encoded_request`, of a stream of answers."""
+    return request_of(call, _first_answer and 1)
 
 
 def looked_for_rarely(state: LeaderState, event: Looked) -> list[Action]:
@@ -573,6 +585,18 @@ MUTANTS = (
         "replay fails",
         "a step that is replayed takes a passing error for the answer to its call",
         code={"executor.calls.client.CallClient._goes_on": replays_no_longer},
+        only="--calls",
+    ),
+    Mutant(
+        "calls overtake",
+        "the calls of a step to one sequence are made side by side, and arrive in any order",
+        code={"executor.calls.client.CallClient.turn": at_any_time},
+        only="--calls",
+    ),
+    Mutant(
+        "called for all again",
+        "a call whose gateway is gone asks the next one for the answers that its model has had, too",
+        code={"executor.calls.client.encoded_request": for_all_answers},
         only="--calls",
     ),
     Mutant(

@@ -223,8 +223,9 @@ def test_sequences_that_models_call_lose_nothing_either() -> None:
     """Seed 203: an executor that was cut off from the store called for the START of a step that was over elsewhere, and
     the sequence began again. Seed 30: a replay failed for lack of a gateway. Seeds 1 and 2 are of stores that lose
     their newest data, and that refuse; 1 has an ensemble, and steps that call two models, 2 a chain of three.
-    Seed 3970170: an executor without its sequence called behind a step that had failed only there."""
-    results = [called(seed) for seed in (1, 2, 4, 30, 203, 3970170)]
+    Seed 3970170: an executor without its sequence called behind a step that had failed only there. Seed 4020071 has
+    streams of answers, and calls made at once: a gateway that stopped in the midst of a stream failed the step."""
+    results = [called(seed) for seed in (1, 2, 4, 30, 203, 3970170, 4020071)]
 
     assert [] == [summary(result) for result in results if result.violations]
     assert all(any("commit fold2|" in line for line in result.lines) for result in results)
@@ -261,6 +262,8 @@ def test_two_models_on_the_same_executors_lose_nothing_either() -> None:
         ("called late", 203, called),
         ("replay fails", 30, called),
         ("lone caller", 44, simulate),
+        ("calls overtake", 4020000, called),
+        ("called for all again", 4020010, called),
     ],
 )
 def test_a_fault_that_only_one_kind_of_mesh_shows_is_found(

@@ -313,6 +313,8 @@ class World:
         self.schedulers = [Member(self, f"s{n + 1}", self._scheduler(f"s{n + 1}")) for n in range(self.plan.schedulers)]
         self.gateways = [Member(self, f"g{n + 1}", self._gateway(f"g{n + 1}")) for n in range(self.plan.gateways)]
         self.clients: list[Client | Asker] = []
+        self.patches = ExitStack()
+        """What a kind of mesh puts in the place of parts of services, until the last process is buried."""
         self._calm = False
         # Drawn by itself, so that a seed goes on to mean what it meant in everything else.
         self._clock = random.Random(f"clock {seed}")
@@ -639,6 +641,7 @@ async def _run(make: Callable[[], World]) -> World:
         return world.plan.shape.spare if config.pageable else 0
 
     with (
+        world.patches,
         patch("shared.store.connections.redis_client.BlockingConnectionPool", pool),
         world.ledger.watching(),
         patch("executor.service.ModelRepository", repository),
