@@ -7,6 +7,7 @@ python -m tests.simulation --mutants                 every fault that is put in 
 ... --operator                                       with an operator in the middle of it (operator.py)
 ... --reload                                         with loads and unloads of the model besides (reloading.py)
 ... --vary                                           with what the others leave out (varying.py)
+... --ask                                            with what clients ask for beside their steps (asking.py)
 ... --beside                                         with a second model on the same executors (beside.py)
 ... --chain                                          with ensembles of two states (chaining.py)
 ... --calls                                          with models that call other ones (calling.py)
@@ -31,6 +32,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain
 
+from tests.simulation.asking import asked
 from tests.simulation.beside import two_models
 from tests.simulation.calling import called
 from tests.simulation.chaining import chained
@@ -64,6 +66,7 @@ KINDS: Mapping[str, tuple[Play, str]] = {
     "--refuse-lose": (refused_and_lost, "and it comes back without its newest data, too"),
     "--cluster": (clustered, "so is each node of a Cluster"),
     "--vary": (varied, "clients, models and losses that the others leave out"),
+    "--ask": (asked, "connections that close, waits, ends by name, tenants"),
 }
 """Flags, and what is played with them in the place of whole meshes."""
 

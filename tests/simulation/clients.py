@@ -72,6 +72,22 @@ class Door(Protocol):
         """Sends requests, in order; their last answers. LostError in them when the gateway is gone."""
         ...
 
+    def stream(self) -> Stream:
+        """A connection for the requests of one sequence, through which what is sent first arrives first."""
+        ...
+
+
+class Stream(Protocol):
+    """Such a connection. It breaks with the gateway's process, and when an answer is cancelled."""
+
+    async def infer(self, calls: list[InferCall], take: Take) -> list[asyncio.Future[Answer]]:
+        """See `Door`."""
+        ...
+
+    def close(self) -> None:
+        """Nobody listens any more to what is open."""
+        ...
+
 
 @dataclass(frozen=True)
 class Habit:
@@ -186,11 +202,14 @@ class Client:
             unique = self.index * 1000 + self._lives
             name, goes_on = name if goes_on else unique, False
             try:
-                is_over = await Sequence(self, name, unique).run()
+                is_over = await self._sequence(name, unique).run()
                 goes_on = self.habit.bold and (is_over or not self.counts) and self._chance.random() < AGAIN
             except GivenUpError as error:
                 self._story.tell(f"client {self.index} gives up: {error}")
         self.doing = "nothing"
+
+    def _sequence(self, name: int, unique: int) -> Sequence:
+        return Sequence(self, name, unique)
 
     @property
     def counts(self) -> bool:

@@ -15,7 +15,8 @@ from functools import partial
 
 from gateway.requests.infer_call import InferCall
 from gateway.requests.waiting import Answer
-from tests.simulation.clients import Door, Habit, Style, Take
+from tests.simulation.asking import AskingClient
+from tests.simulation.clients import Door, Habit, Stream, Style, Take
 from tests.simulation.network import Trouble
 from tests.simulation.story import Story
 from tests.simulation.world import LEASE_MS, TICK_MS, Member, Plan, Result, World, plan_of, play
@@ -28,6 +29,8 @@ HOPS_S = 0.15
 SETTLED_S = 2.0
 """Between two faults, beside what the last one may take."""
 TIMES = 2
+GRACE = {"orphan_grace_microseconds": "1500000"}
+"""The idle time of sequences that clients have left."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class Drill:
     late_s    in which an idle sequence is over after its time
     crowd     clients for each slot; beyond 1 they have to take turns
     pause_s   of a client between two steps, on the average
+    leaves    how often a client leaves its sequence open, and its connection closes; 0.0: they have none
     """
 
     fault: Callable[[World, random.Random], None]
@@ -45,6 +49,7 @@ class Drill:
     late_s: float
     crowd: float = 0.5
     pause_s: float = 0.2
+    leaves: float = 0.0
 
 
 def nothing(world: World, chance: random.Random) -> None:
@@ -80,6 +85,7 @@ DRILLS = {
     "turns": Drill(nothing, HOPS_S, TICK_S + HOPS_S, crowd=2.0),
     # Hardly any sequence is ever between two steps: who holds a slot gives it up with the end of a step.
     "busy turns": Drill(nothing, HOPS_S, TICK_S + HOPS_S, crowd=2.0, pause_s=0.02),
+    "left sequences": Drill(nothing, HOPS_S, TICK_S + HOPS_S, leaves=0.6),
     # Its lease ends, which the leader finds at its next tick.
     "killed executor": Drill(kill_executor, LEASE_S + TICK_S + HOPS_S, TICK_S + HOPS_S),
     "stopped executor": Drill(stop_executor, TICK_S + HOPS_S, TICK_S + HOPS_S),
@@ -115,6 +121,10 @@ class TimedDoor:
             answer.add_done_callback(partial(self._came, call, sent_s))
         return answers
 
+    def stream(self) -> Stream:
+        """See `Door`. What goes through it is not timed."""
+        return self._door.stream()
+
     def _came(self, call: InferCall, sent_s: float, _: asyncio.Future[Answer]) -> None:
         took_s = asyncio.get_running_loop().time() - sent_s
         self.slowest_s = max(self.slowest_s, took_s)
@@ -129,6 +139,8 @@ class DrillWorld(World):
         super().__init__(seed, story, plan)
         self._drill = drill
         self.ledger.late_s = drill.late_s
+        if drill.leaves:
+            self.client = AskingClient
 
     def doors(self) -> list[Door]:
         return [TimedDoor(door, self.story, self._drill.answer_s) for door in super().doors()]
@@ -160,11 +172,12 @@ def drill_plan(drill: Drill, seed: int) -> Plan:
         virtual=takes_turns,
         interval=1 if takes_turns else drawn.shape.interval,
         slots=1 if takes_turns else 2 * drawn.shape.slots,
+        parameters=GRACE if drill.leaves else {},
     )
     # Who is lost takes its slots along: those of the others must be enough.
     clients = int(drill.crowd * (executors - (not takes_turns)) * shape.slots * shape.instances)
     # Where nobody gives up a slot, who leaves a sequence without its end keeps one from the others.
-    leaves = 0.1 if takes_turns else 0.0
+    leaves = drill.leaves or (0.1 if takes_turns else 0.0)
     habits = [
         Habit(chance.choice(list(Style)), window=chance.choice([1, 1, 3]), pause_s=drill.pause_s, leaves=leaves)
         for _ in range(clients)

@@ -14,6 +14,9 @@ scripts: it makes its own.
     journals             hold what the model ran since START, with its answers, and lack nothing that they have room for
     timeouts             end sequences that wait for their first slot, and none before its time
     no early end         a sequence expires only after its idle time, and is remembered for its tombstone's
+    orphans              end sooner; nobody is one while another connection than the one that was closed uses it
+    ends by name         a run that its client has ended accepts no step any more, and no other run ends with it
+    tenants              have no more live sequences than they may, and send no faster
 """
 
 from __future__ import annotations
@@ -28,12 +31,18 @@ from unittest.mock import patch
 from scheduler.core.expiry import TIMEOUT_MESSAGE
 from shared.contract.ids import Epoch, SequenceId
 from shared.contract.messages import StepFlag, decode_infer, decode_reply
-from shared.contract.record import LOST
+from shared.contract.record import LOST, TOMBSTONES
+from shared.contract.tenants import TenantLimits
 from shared.store.exported import ExportedSequence
 from shared.store.keyspace import Keyspace
 from shared.store.script_sender import Call
 from shared.store.script_values import (
+    CancelCode,
     CommitCode,
+    Drawn,
+    EndCode,
+    Ending,
+    Orphan,
     Rejection,
     StepAnswers,
     StepCommit,
@@ -52,20 +61,23 @@ from tests.simulation.values import HashValue
 
 IDLE_SLACK_S = 0.05
 """The store's clock has milliseconds, and a deadline is looked at on its way."""
+RATE_SLACK = 0.01
+"""Requests: times are rounded to microseconds, in the ledger to milliseconds."""
 
 CALL_FAILED, FULL = "Error when running inference", "Redis, which holds every sequence, is full"
 LASTING = "must specify the START flag", "kept no longer", "wait for itself", "failed unexpectedly"
 """What no call hears that was only impatient."""
 
 Record = dict[bytes, bytes]
-Judge = Callable[[str, Any, list[Record], Any], None]
-"""What to make of a call: the executor that makes it, what the script is told, records before it, and the outcomes."""
+Judge = Callable[[Any, Any, list[Record], Any], None]
+"""What to make of a call: who makes it, what the script is told, records before it, and the outcomes."""
 
 
 @dataclass
 class Life:
     """A sequence from its START to its end: one birth. state: None when there is none, states: behind each step; start:
-    the latest START; due: when it may be refused because it has waited for too long.
+    the latest START; due: when it may be refused because it has waited for too long; user: gateway and token of the
+    step that came last; orphaned: since when it may be idle for only so long, s.
     """
 
     inputs: dict[int, tuple[int, StepFlag]] = field(default_factory=dict[int, tuple[int, StepFlag]])
@@ -76,6 +88,17 @@ class Life:
     over_at: float | None = None
     due: float = inf
     states: dict[int, int | None] = field(default_factory=dict[int, int | None])
+    user: tuple[str, str] | None = None
+    orphaned: tuple[float, float] = -inf, inf
+
+    def used(self, step: Submission) -> None:
+        """A caller uses it from now on."""
+        self.user, self.orphaned = (step.gateway, step.token), (-inf, inf)
+
+    def idle_until(self, idle_s: float) -> float:
+        """When it may expire."""
+        since, grace_s = self.orphaned
+        return min(self.quiet_since + idle_s, max(self.quiet_since, since) + grace_s)
 
 
 @dataclass(frozen=True)
@@ -117,6 +140,11 @@ class Ledger:
         """Whether calls are given up before what goes wrong has passed."""
         self.resurrects = False
         """Whether a sequence may come back to a slot that another shard's has got since."""
+        self.known_before = set[int]()
+        """Inputs that were sent again."""
+        self._ended_runs = set[tuple[SequenceId, str]]()
+        self._allowances: dict[str, tuple[float, float]] = {}
+        """Of tenants: requests that may be sent at a time."""
         self.journaled = True
         """Whether sequences have journals."""
         self.late_s = float("inf")
@@ -142,6 +170,10 @@ class Ledger:
             "commit": self._committed,
             "answers": self._answered,
             "assign": lambda _, assignments, __, epochs: self._assigned(assignments, epochs),
+            "cancel": lambda _, steps, __, codes: self._removed(steps, [code is CancelCode.REMOVED for code in codes]),
+            "end": lambda _, endings, records, codes: self._closed(endings, records, codes),
+            "orphan": self._orphaned,
+            "draw": lambda limits, tenant, _, drawn: self._drawn(tenant, limits, drawn),
             "expire": lambda _, sequences, records, ended: self._expired(sequences, records, ended),
             "page": lambda executor, owned, _, paged: self._left(executor, owned, paged),
             "reload": self._reclaimed,
@@ -161,7 +193,7 @@ class Ledger:
 
         def made(scripts: Scripts, told: Any, *place: Any, **where: Any) -> Call[Any]:
             call = make(scripts, told, *place, **where)
-            caller = where.get("executor") or next(iter(place), "")
+            caller = where.get("executor") or where.get("gateway") or next(iter(place), "")
             sequences = [] if isinstance(told, str) else list(map(_sequence_of, told))
             name = tuple(map(_wire, call.keys)), tuple(map(_wire, call.args))
             self._calls[name] = Seen(
@@ -222,6 +254,8 @@ class Ledger:
             value = value_of(decode_infer(step.message).inputs[0])
             if outcome.code in (SubmitCode.DELIVERED, SubmitCode.WAITING):
                 self._accept(step, outcome, value)
+            elif outcome.code in (SubmitCode.REPEATED, SubmitCode.JOINED):
+                self._known(step, outcome, value)
             else:
                 self.story.tell(f"submit {step.sequence} {value}: {outcome.code.name} {outcome.step}")
             if outcome.code is SubmitCode.EXPIRED:
@@ -231,9 +265,22 @@ class Ledger:
             elif outcome.code is SubmitCode.NEVER_SEEN:
                 self._check_forgotten(step.sequence)
 
+    def _known(self, step: Submission, outcome: Submitted, value: int) -> None:
+        self.story.tell(f"submit {step.sequence} {value}: {outcome.code.name} {outcome.step}")
+        self.known_before.add(value)
+        life = self._lives.get((step.sequence, self._record(step.sequence).get(b"bn", b"")))
+        # An answer that is kept is given when the sequence is over, too.
+        if life and (life.committed < max(life.inputs) or self._now_s() < life.idle_until(self._idle_s)):
+            life.used(step)
+
     def _accept(self, step: Submission, outcome: Submitted, value: int) -> None:
         self.story.tell(f"submit {step.sequence} {value}: {outcome.code.name} as {outcome.step}")
         life = self._lives.setdefault((step.sequence, outcome.birth.encode()), Life())
+        life.used(step)
+        if (step.sequence, outcome.run) in self._ended_runs:
+            self.story.violate(f"{step.sequence}: step {outcome.step} is of a run that its client has ended")
+        if step.tenant_max and outcome.step == 1:
+            self._check_live(step)
         ended = [life.over_at for (name, _), life in self._lives.items() if name == step.sequence and life.over_at]
         # One that was refused before it ran may begin again, and so may any that is remembered no longer.
         if step.flags & StepFlag.ALONE and self._now_s() - max(ended, default=-inf) < self._tombstone_s - IDLE_SLACK_S:
@@ -433,9 +480,9 @@ class Ledger:
             if is_over:
                 self.story.tell(f"expire {sequence}")
                 self.ended.add(sequence.rpartition("|")[2])
-                idle_s = self._check_idle(sequence, record)
-                if idle_s > self._idle_s + self.late_s:
-                    self.story.violate(f"{sequence}: expired only after {idle_s:.3f} s")
+                late_s = self._check_idle(sequence, record)
+                if late_s > self.late_s:
+                    self.story.violate(f"{sequence}: expired {late_s:.3f} s after its idle time")
                 if life := self._lives.get((sequence, record.get(b"bn", b""))):
                     life.over_at = self._now_s()
 
@@ -458,18 +505,65 @@ class Ledger:
                 if not is_late and decode_reply(one.reply).error == TIMEOUT_MESSAGE:
                     self.story.violate(f"{one.sequence}: is refused as late, but it has had a slot, or has time left")
 
+    def _removed(self, told: Sequence[Any], removed: Sequence[bool]) -> None:
+        """Sequences that waited for their first slot are gone, as if they had never been there."""
+        for one, is_removed in zip(told, removed, strict=True):
+            for life in [life for (name, _), life in self._lives.items() if name == one.sequence] * is_removed:
+                life.over_at = life.over_at or -inf
+
+    def _closed(self, endings: Sequence[Ending], records: Sequence[Record], codes: Sequence[EndCode]) -> None:
+        self._removed(endings, [code is EndCode.REMOVED for code in codes])
+        for one, record, code in zip(endings, records, codes, strict=True):
+            run = f"{record.get(b'bn', b'').decode()}.{_number(record, b'sn')}"
+            self.story.tell(f"end {one.sequence} {one.run}: {code.name}")
+            if one.run and code is not EndCode.NOTHING and one.run != run:
+                self.story.violate(f"{one.sequence}: run {run} ends with {one.run}")
+            if one.run:
+                self._ended_runs.add((one.sequence, one.run))
+
+    def _orphaned(
+        self, gateway: str, orphans: Sequence[Orphan], records: Sequence[Record], told: Sequence[bool]
+    ) -> None:
+        for one, record, is_orphan in zip(orphans, records, told, strict=True):
+            self.story.tell(f"orphan {one.sequence} {one.token} of {gateway}: {is_orphan}")
+            life = self._lives.get((one.sequence, record.get(b"bn", b"")))
+            if is_orphan and life is not None:
+                if life.user != (gateway, one.token):
+                    self.story.violate(f"{one.sequence}: is orphaned, and used by {life.user}")
+                life.orphaned = self._now_s(), one.grace_ms / 1000
+
+    def _drawn(self, tenant: str, limits: TenantLimits, drawn: Drawn) -> None:
+        now_s = self._now_s()
+        left, since = self._allowances.get(tenant, (limits.burst_max, now_s))
+        left = min(limits.burst_max, left + (now_s - since) * limits.steps_per_s) - drawn.granted
+        self._allowances[tenant] = left, now_s
+        if left < -RATE_SLACK:
+            self.story.violate(f"tenant {tenant} may send {-left:.3f} requests more than its rate")
+
+    def _check_live(self, step: Submission) -> None:
+        records = f"{self.keys.base(self.keys.shard_of(step.sequence))}seq:".encode()
+        found = [self.store.value(key) for key in self.store.present() if key.startswith(records)]
+        its = [one for one in found if isinstance(one, HashValue) and one.get(b"tn") == step.tenant.encode()]
+        count = sum(one.get(b"st") not in TOMBSTONES for one in its)
+        if count > step.tenant_max:
+            self.story.violate(f"tenant {step.tenant} has {count} sequences in a shard, and may have {step.tenant_max}")
+
+    def has_run(self, value: int) -> bool:
+        """Whether a step with this input was run."""
+        return any(life.inputs[n][0] == value for life in self._lives.values() for n in life.states if n in life.inputs)
+
     def _check_idle(self, sequence: SequenceId, record: Record) -> float:
-        """Returns how long it has been idle, s."""
+        """Returns how long its idle time has been over, s."""
         life = self._lives.get((sequence, record.get(b"bn", b"")))
         if life is None:
-            return 0.0
+            return -inf
         if life.committed < max(life.inputs):
             self.story.violate(f"{sequence}: expired with step {life.committed + 1} open")
-        idle_s = self._now_s() - life.quiet_since
-        # An operator may end it sooner.
-        if b"en" not in record and idle_s < self._idle_s - IDLE_SLACK_S:
-            self.story.violate(f"{sequence}: expired after {idle_s:.3f} s")
-        return idle_s
+        late_s = self._now_s() - life.idle_until(self._idle_s)
+        # An operator may end it sooner, or its client.
+        if b"en" not in record and late_s < -IDLE_SLACK_S:
+            self.story.violate(f"{sequence}: expired {-late_s:.3f} s before its idle time was over")
+        return late_s
 
     def _now_s(self) -> float:
         """By the clock of the store, which may jump ahead."""

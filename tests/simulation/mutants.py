@@ -23,6 +23,7 @@ from executor.engine.python.calls import ModelCall
 from executor.sequences.committer import CommitOwner, _Group
 from executor.sequences.open_steps import OpenSteps
 from executor.workers.open_rows import OpenRow
+from gateway.requests.allowances import Allowance, Allowances
 from gateway.requests.ensembles.in_order import AnswersInOrder, Give, RunAnswer
 from gateway.requests.waiting import Answer, PendingRequest
 from scheduler.core.actions import Action, WantSlots
@@ -36,6 +37,7 @@ from scheduler.ingest import StreamEntry
 from scheduler.leader import Leader
 from scheduler.lent_slots import LentSlots
 from shared.contract.errors import MeshError
+from shared.contract.forecast import Outlook
 from shared.contract.ids import ExecutorId, ShardId, SlotIndex
 from shared.contract.messages import ReplyMessage
 from shared.store import libraries
@@ -235,6 +237,17 @@ def never_unfit(_: Exception) -> bool:
 def nothing_lent(_: LentSlots, shards: Iterable[ShardId]) -> Lent:
     """In the place of `LentSlots.of`."""
     return dict.fromkeys(shards, frozenset[SlotAddress]())
+
+
+def beyond_at_once(_: Outlook, max_ms: int) -> bool:
+    """In the place of `slot_waits.is_beyond`."""
+    return bool(max_ms)
+
+
+def decided_and_counted(self: Allowances, allowance: Allowance, refusal: MeshError | None) -> None:
+    """In the place of `Allowances._decide`."""
+    self._waiting -= refusal is None
+    allowance.waiting.popleft()(refusal)
 
 
 MUTANTS = (
@@ -516,6 +529,60 @@ MUTANTS = (
         "a stateless request whose timeout ends is refused though an executor runs it",
         (Edit("work_withdraw", r"if meta and not is_held\n[^\n]* then", "if meta then"),),
         only="--vary",
+    ),
+    Mutant(
+        "orphan in use",
+        "a sequence is orphaned with a connection that was closed, though its client uses another one",
+        (Edit("orphan", r" or string.match\(got\[1\] or '', '%S\+ %S\+\$'\) [^\n]*token then", " then"),),
+        only="--ask",
+    ),
+    Mutant(
+        "orphan for good",
+        "a sequence whose client is back over another connection keeps the short idle time of an orphan",
+        (Edit("submit", r"redis.call\('PEXPIRE', step.idle, math.max\(1, tonumber\(record.orphaned\)[^\n]*"),),
+        only="--ask",
+    ),
+    Mutant(
+        "overslept orphan",
+        "nobody tells a leader that the idle time of a sequence is cut when its client leaves",
+        (Edit("orphan", r"look_by\(sid, clock_ms\(\) \+ grace_ms\)"),),
+        late="left sequences",
+    ),
+    Mutant(
+        "whichever run",
+        "a client that ends a run ends the next one of its sequence, too",
+        (Edit("end", r"if run ~= '' and run ~= [^\n]* then return 0 end"),),
+        only="--ask",
+    ),
+    Mutant(
+        "untold wait",
+        "nobody tells a caller how long it has waited for its slot",
+        (Edit("assign", r"if has\(number\(flags\), TOLD\) then[^\n]*"),),
+        only="--ask",
+    ),
+    Mutant(
+        "guessed wait",
+        "a START is refused that may well get its slot in time",
+        code={"gateway.requests.exchange.slot_waits.is_beyond": beyond_at_once},
+        only="--ask",
+    ),
+    Mutant(
+        "one too fast",
+        "a tenant may send a request more than its rate each time that it asks",
+        (Edit("draw", r"math.floor\(\(most - full\) / each\)", "1 + math.floor((most - full) / each)"),),
+        only="--ask",
+    ),
+    Mutant(
+        "one too many",
+        "a tenant may have a sequence more than its limit",
+        (Edit("submit", r"(>= most then\n    clear)", "> most then\n    clear"),),
+        only="--ask",
+    ),
+    Mutant(
+        "refused, and in flight",
+        "a gateway counts requests of tenants as in flight that were refused",
+        code={"gateway.requests.allowances.Allowances._decide": decided_and_counted},
+        only="--ask",
     ),
     Mutant(
         "newer than the store",

@@ -23,6 +23,7 @@ from shared.store.exported import ExportedSequence
 from shared.store.keyspace import Keyspace
 from shared.store.script_values import SubmitCode, Submitted
 from tests.simulation.__main__ import first_failing, run_mutant, summary
+from tests.simulation.asking import asked
 from tests.simulation.beside import two_models
 from tests.simulation.calling import called
 from tests.simulation.chaining import chained
@@ -239,6 +240,16 @@ def test_a_store_that_does_not_serve_for_a_while_loses_nothing_either(play: Call
     assert any("fault: the store" in line for result in results for line in result.lines)
 
 
+def test_clients_that_leave_and_come_back_ask_and_end_their_sequences_by_name_lose_nothing_either() -> None:
+    """Seed 33: a copy expired as if it were an orphan, as soon as an operator had made it."""
+    results = [asked(seed) for seed in (2, 33, 4010077)]
+
+    assert [] == [summary(result) for result in results if result.violations]
+    lines = [line for result in results for line in result.lines]
+    for told in (" orphan fold|", ": ENDS", "sends more than the"):
+        assert any(told in line for line in lines), told
+
+
 def test_two_models_on_the_same_executors_lose_nothing_either() -> None:
     results = [two_models(seed) for seed in range(1, 5)]
 
@@ -264,6 +275,14 @@ def test_two_models_on_the_same_executors_lose_nothing_either() -> None:
         ("lone caller", 44, simulate),
         ("calls overtake", 4020000, called),
         ("called for all again", 4020010, called),
+        ("orphan in use", 1, asked),
+        ("orphan for good", 22, asked),
+        ("whichever run", 1, asked),
+        ("untold wait", 1, asked),
+        ("guessed wait", 3, asked),
+        ("one too fast", 1, asked),
+        ("one too many", 3, asked),
+        ("refused, and in flight", 1, asked),
     ],
 )
 def test_a_fault_that_only_one_kind_of_mesh_shows_is_found(
@@ -300,7 +319,7 @@ async def test_a_request_that_is_its_own_sequence_begins_again_only_if_it_never_
     ledger.store = Mock()
     ledger.store.now_ms.return_value = 1_800_000_000_000
     ledger._lives[own, b"0-1"] = Life(over_at=over_at)
-    step: Any = Mock(sequence=own, flags=StepFlag.START | StepFlag.END | StepFlag.ALONE, timeout_us=0)
+    step: Any = Mock(sequence=own, flags=StepFlag.START | StepFlag.END | StepFlag.ALONE, timeout_us=0, tenant_max=0)
     ledger._accept(step, Submitted(SubmitCode.WAITING, 1, run="0-2.1"), 7)
 
     assert begins_again is (story.violations == [])

@@ -34,7 +34,7 @@ from tests.simulation.model import Shape, content_of
 from tests.simulation.operator import Verb
 from tests.simulation.reloading import ReloadedWorld
 from tests.simulation.story import Story
-from tests.simulation.world import Plan, Result, plan_of, play
+from tests.simulation.world import Plan, Result, World, plan_of, play
 
 TENANTS = {"few": TenantLimits(live_max=2), "many": TenantLimits(share=3)}
 DEADLY = 0.01
@@ -48,17 +48,23 @@ DEADLY_BESIDE, BESIDE = 0.1, 0.25
 """The share of inputs that end an executor, of one client of so many meshes."""
 
 
-class VariedWorld(ReloadedWorld):
+class TenantsWorld(World):
+    """A mesh whose tenants have limits."""
+
+    tenants = TENANTS
+
+    async def run(self) -> None:
+        for name, limits in self.tenants.items():
+            self.store.execute([b"HSET", self.keys.tenants.encode(), name.encode(), msgspec.json.encode(limits)])
+        await super().run()
+
+
+class VariedWorld(TenantsWorld, ReloadedWorld):
     """A mesh with all of this."""
 
     def __init__(self, seed: int, story: Story, plan: Plan) -> None:
         super().__init__(seed, story, plan)
         self._seed = seed
-
-    async def run(self) -> None:
-        for name, limits in TENANTS.items():
-            self.store.execute([b"HSET", self.keys.tenants.encode(), name.encode(), msgspec.json.encode(limits)])
-        await super().run()
 
     def shape_of(self, content: str) -> Shape:
         """The first load has the plan's shape."""

@@ -30,7 +30,8 @@ from executor.models.version_maker import LoadOptions
 from executor.settings import ExecutorSettings
 from gateway.parts import GatewayParts
 from gateway.requests.infer_call import InferCall
-from gateway.requests.waiting import Answer, OpenRequest
+from gateway.requests.orphans import ConnectionSequences
+from gateway.requests.waiting import Answer, OnOpen, OpenRequest
 from gateway.settings import GatewaySettings
 from scheduler.settings import SchedulerSettings
 from shared.contract.errors import MeshError, Reason
@@ -58,6 +59,8 @@ URL = "redis://twin:6379/0"
 FINISH_S = 240.0
 """After the last fault: every client has its answers within this time."""
 STOP_PATIENCE_S = 10.0
+SETTLED_S = 0.1
+"""So long at most it takes until a gateway hears that a client has left."""
 RHYTHMS_S = {
     "executor.lease.registration.COUNTS_INTERVAL_S": 5.0,
     "executor.lease.serving.CLAIM_INTERVAL_S": 10.0,
@@ -221,7 +224,21 @@ class WayBack:
     def send(self, arrive: Callable[..., None], *content: Any) -> None:
         loop = asyncio.get_running_loop()
         self._arrives_at = max(loop.time() + self._delay_s(), self._arrives_at + 1e-6)
-        loop.call_at(self._arrives_at, arrive, *content, context=contextvars.Context())
+        loop.call_at(self._arrives_at, arrive, *content, context=self._arriving())
+
+    def _arriving(self) -> contextvars.Context:
+        return contextvars.Context()
+
+
+class WayThere(WayBack):
+    """A client's way to a process of a gateway."""
+
+    def __init__(self, delay_s: Callable[[], float], life: Life) -> None:
+        super().__init__(delay_s)
+        self._life = life
+
+    def _arriving(self) -> contextvars.Context:
+        return self._life.process.context
 
 
 class GatewayDoor:
@@ -235,17 +252,29 @@ class GatewayDoor:
         """See `Door`."""
         loop = asyncio.get_running_loop()
         answers = [loop.create_future() for _ in calls]
-        life = self._member.life
+        life = self._life
         if life is None:
             await asyncio.sleep(self._world.network.delay_s())
             for answer in answers:
                 answer.set_exception(LostError())
             return answers
         life.open = [answer for answer in life.open if not answer.done()] + answers
-        loop.call_later(
-            self._world.network.delay_s(), self._enter, life, calls, answers, take, context=life.process.context
-        )
+        self._way(life).send(self._enter, life, calls, answers, take)
         return answers
+
+    def stream(self) -> GatewayStream:
+        """See `Door`."""
+        return GatewayStream(self._world, self._member)
+
+    @property
+    def _life(self) -> Life | None:
+        return self._member.life
+
+    def _way(self, life: Life) -> WayThere:
+        return WayThere(self._world.network.delay_s, life)
+
+    def _submit(self, parts: GatewayParts, call: InferCall, on_open: OnOpen) -> asyncio.Future[Answer]:
+        return parts.inference.submit(call, None, on_open)
 
     def _enter(self, life: Life, calls: list[InferCall], answers: list[asyncio.Future[Answer]], take: Take) -> None:
         """Runs in the gateway."""
@@ -256,7 +285,7 @@ class GatewayDoor:
                 answer.set_exception(LostError())
                 continue
             way_back = WayBack(self._world.network.delay_s)
-            inner = life.parts.inference.submit(call, None, partial(self._opened, way_back, call, answer, take))
+            inner = self._submit(life.parts, call, partial(self._opened, way_back, call, answer, take))
             inner.add_done_callback(partial(self._answer, way_back, answer))
             answer.add_done_callback(partial(self._left, life, inner))
 
@@ -267,7 +296,8 @@ class GatewayDoor:
             if not answer.done():
                 take(call, content)
 
-        pending.take = partial(way_back.send, arrive)
+        if pending.is_many:
+            pending.take = partial(way_back.send, arrive)
 
     def _answer(self, way_back: WayBack, answer: asyncio.Future[Answer], inner: asyncio.Future[Answer]) -> None:
         def arrive() -> None:
@@ -286,10 +316,54 @@ class GatewayDoor:
             asyncio.get_running_loop().call_later(delay_s, inner.cancel, context=life.process.context)
 
 
+class GatewayStream(GatewayDoor):
+    """A connection to one process of a gateway (a `Stream`), closed as `gateway.grpc.stream` does it."""
+
+    def __init__(self, world: World, member: Member) -> None:
+        super().__init__(world, member)
+        self._process = member.life
+        self._there = super()._way(member.life) if member.life else None
+        self._known: ConnectionSequences | None = None
+        self._open: list[asyncio.Future[Answer]] = []
+        self._is_closed = False
+
+    def close(self) -> None:
+        """See `Stream`."""
+        if self._there is not None and not self._is_closed:
+            self._is_closed = True
+            self._there.send(self._end)
+
+    def _end(self) -> None:
+        """Runs in the gateway. All that is open is cancelled in one turn."""
+        for inner in self._open:
+            inner.cancel()
+        if self._known is not None:
+            self._known.end()
+
+    @property
+    def _life(self) -> Life | None:
+        return self._process if self._member.life is self._process else None
+
+    def _way(self, life: Life) -> WayThere:
+        assert self._there is not None, "its process lives"
+        return self._there
+
+    def _submit(self, parts: GatewayParts, call: InferCall, on_open: OnOpen) -> asyncio.Future[Answer]:
+        self._known = self._known or parts.inference.connection()
+        inner = parts.inference.submit(call, self._known, on_open)
+        self._open = [*(one for one in self._open if not one.done()), inner]
+        return inner
+
+    def _left(self, life: Life, inner: asyncio.Future[Answer], answer: asyncio.Future[Answer]) -> None:
+        if answer.cancelled():
+            self.close()
+
+
 class World:
-    """The mesh of one seed. url: of its store"""
+    """The mesh of one seed. url: of its store; client: what its clients are"""
 
     url = URL
+    client = Client
 
     def __init__(self, seed: int, story: Story, plan: Plan) -> None:
         self.plan = plan
@@ -421,7 +495,7 @@ class World:
         return [GatewayDoor(self, member) for member in self.gateways]
 
     def _client(self, index: int, habit: Habit, doors: list[Door]) -> Client:
-        client = Client(
+        client = self.client(
             index,
             habit,
             doors,
@@ -443,7 +517,12 @@ class World:
         return Asker(index, doors, chance, self.story, shape, is_over=lambda: self._calm)
 
     async def _clear_up(self) -> None:
-        """After the idle time nothing is left but what is meant to stay."""
+        """Of the clients' requests nothing is left; after the idle time, nothing but what is meant to stay."""
+        await asyncio.sleep(SETTLED_S)
+        for parts in [member.life.parts for member in self.gateways if member.life and member.life.parts]:
+            left = parts.inference.in_flight, parts.inference.budget.taken
+            if left != (0, 0):
+                self.story.violate(f"a gateway has requests in flight, and bytes of them: {left}")
         for member in self._dispensable():
             member.wanted = False
             if member.life is not None:
