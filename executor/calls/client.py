@@ -260,13 +260,14 @@ class Stream:
         self._gateway: CallGateway | None = None
         self._rpc: Any = None
         self._had = 0
-        self._ended = False
+        # Unless a response says that others follow: what is said in its place, as at the deadline, is the end.
+        self._ended = True
         self._is_given_up = False
         self._first: Future[CallAnswer | None] | None = client.submit(client.bounded(call, self._response(self._begin)))
 
     def read(self) -> Future[CallAnswer | None]:
         first, self._first = self._first, None
-        return first or self._client.submit(self._client.bounded(self._call, self._response(self._following)))
+        return first or self._client.submit(self._next())
 
     def cancel(self) -> None:
         self._client.soon(self._cancel)
@@ -314,16 +315,19 @@ class Stream:
         except rpc_error() as error:
             return await self._client.failed(gateway, call, error)
 
-    async def _following(self) -> CallAnswer | None:
+    async def _next(self) -> CallAnswer | None:
         if self._ended:
             return None
+        self._ended = True
+        return await self._client.bounded(self._call, self._response(self._following))
+
+    async def _following(self) -> CallAnswer | None:
         try:
             answer, is_settled = await self._read()
         except rpc_error() as error:
             # It may have been cancelled meanwhile.
-            if self._ended or self._gateway is None:
+            if self._is_given_up or self._gateway is None:
                 return None
-            self._ended = True
             answer, is_settled = await self._client.failed(self._gateway, self._call, error)
         return answer if is_settled else await self._insist()
 

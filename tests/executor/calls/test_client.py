@@ -487,6 +487,17 @@ async def test_a_refusal_within_a_stream_is_an_answer_only_if_every_gateway_woul
     assert expected == [one and one.error_code for one in said]
 
 
+async def test_a_stream_is_over_when_the_executor_stops(make: Make) -> None:
+    """A model that gathers all responses would have gathered this answer for ever."""
+    caller = await make(FakeGateway(answering))
+    stream = await asyncio.to_thread(caller.client.stream, CALL)
+    said = [await asyncio.to_thread(lambda: stream.read().result())]
+    await caller.client.close()
+    said += [await asyncio.to_thread(lambda: stream.read().result()) for _ in range(2)]
+
+    assert ["", "the executor stops", None] == [one and one.error for one in said]
+
+
 async def test_a_deadline_answers_and_is_passed_on(make: Make) -> None:
     left: list[float] = []
     answers = False
