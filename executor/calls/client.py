@@ -57,6 +57,16 @@ Owns = Callable[[SequenceId, int], bool]
 """Whether this executor owns a sequence, in that epoch."""
 
 
+class CallTurn(asyncio.Lock):
+    """Of the calls to one sequence: one is made at a time. given_up_by: `caller_of` the latest that was given up"""
+
+    given_up_by = ""
+
+
+class BehindGivenUpError(Exception):
+    """A call was issued behind one of the same step to the same sequence that was given up."""
+
+
 class CallClient:
     """See `executor.engine.python.calls.Calls`. Lives on the event loop on which it is made.
 
@@ -72,7 +82,7 @@ class CallClient:
         self._thread = threading.get_ident()
         self._tasks: dict[int, asyncio.Task[Any]] = {}
         self._refused: dict[int, CallAnswer] = {}
-        self._turns: WeakValueDictionary[tuple[str, int | str], asyncio.Lock] = WeakValueDictionary()
+        self._turns: WeakValueDictionary[tuple[str, int | str], CallTurn] = WeakValueDictionary()
         self._closing = False
         self._owns: Owns | None = None
         self.edges: dict[tuple[str, str], None] = {}
@@ -147,12 +157,17 @@ class CallClient:
                 return await work
         except TimeoutError:
             text = f"the call of model '{call.model}' was not answered in time (--call-timeout-secs)"
+            self._give_up(call)
             return CallAnswer(error_code=Code.UNAVAILABLE, error=text)
         except asyncio.CancelledError:
             if call.number not in self._refused:
                 raise
             task.uncancel()
+            self._give_up(call)
             return self._refused[call.number]
+        except BehindGivenUpError:
+            text = f"a call before it to the same sequence of model '{call.model}' was given up"
+            return CallAnswer(error_code=Code.UNAVAILABLE, error=text)
         except Exception as failure:  # noqa: BLE001 - the model waits, and must learn of it
             logs.error("call failed unexpectedly", failure, model=call.model)
             return CallAnswer(error_code=Code.INTERNAL, error=f"the call failed: {type(failure).__name__}: {failure}")
@@ -178,10 +193,19 @@ class CallClient:
         if not call.correlation_id:
             yield
             return
-        # The lock is held by those who wait for it, and gone with the last of them.
-        lock = self._turns.setdefault((call.model, call.correlation_id), asyncio.Lock())
-        async with lock:
+        # It is held by those who wait for it, and gone with the last of them.
+        turn = self._turns.setdefault((call.model, call.correlation_id), CallTurn())
+        async with turn:
+            if turn.given_up_by == caller_of(call) != "":
+                raise BehindGivenUpError
             yield
+
+    def _give_up(self, call: ModelCall) -> None:
+        """It is not known whether the call was made. What its step has issued behind it, to the same sequence, is not
+        made any more: when the step runs again, this call would come too late.
+        """
+        if (turn := self._turns.get((call.model, call.correlation_id))) is not None:
+            turn.given_up_by = caller_of(call)
 
     async def insist(
         self, call: ModelCall, once: Callable[[CallGateway], Coroutine[Any, Any, tuple[A, bool]]]
@@ -204,6 +228,7 @@ class CallClient:
             now = time.monotonic()
             patience_until = patience_until or now + PATIENCE_S
             if not self._goes_on(call, is_patient=now <= patience_until):
+                self._give_up(call)
                 return answer
             if now > patience_until:
                 patience_until = math.inf
@@ -341,6 +366,12 @@ class Stream:
         is_settled = self._client.is_settled(self._gateway, outcome)
         self._had += is_settled
         return answer, is_settled
+
+
+def caller_of(call: ModelCall) -> str:
+    """Names the sequence whose step makes a call; "" for any other call."""
+    name = call.chain[-1] if call.chain else ""
+    return name if "#" in name else ""
 
 
 async def encoded_request(call: ModelCall, first_answer: int = 0) -> bytes:

@@ -594,6 +594,30 @@ async def test_calls_to_one_sequence_are_made_one_after_the_other(make: Make) ->
     assert 1 < max(most)
 
 
+async def test_behind_a_call_that_is_given_up_none_is_made_that_its_step_has_issued(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the step runs again, the first one would come behind the others."""
+    monkeypatch.setattr(client_module, "PATIENCE_S", 0.2)
+
+    async def refusing_the_first(request: Any, context: Any) -> Any:
+        return await (refusing(UNAVAILABLE) if request.id == "call-0" else answering)(request, context)
+
+    caller = await make(FakeGateway(refusing_the_first))
+    chains = [("b#1",), ("b#1",), ("b#1",), ("b#2",), ("b",)]
+    calls = [
+        msgspec.structs.replace(CALL, number=number, name=f"call-{number}", chain=chain)
+        for number, chain in enumerate(chains)
+    ]
+    futures = [await caller.start(call) for call in calls]
+
+    said = [(await asyncio.wrap_future(future)).error for future in futures]
+
+    behind = "a call before it to the same sequence of model 'sum' was given up"
+    assert [behind, behind, "", ""] == said[1:]
+    assert "" == (await caller(calls[1])).error
+
+
 async def test_a_call_can_be_failed_and_those_that_are_open_at_the_end_are(make: Make) -> None:
     caller = await make(FakeGateway(never))
     victim = await caller.start(CALL)
