@@ -138,6 +138,8 @@ class Ledger:
         """Whether models call each other."""
         self.impatient = False
         """Whether calls are given up before what goes wrong has passed."""
+        self.has_lost = False
+        """Whether the store has come back without its newest data."""
         self.resurrects = False
         """Whether a sequence may come back to a slot that another shard's has got since."""
         self.known_before = set[int]()
@@ -426,10 +428,10 @@ class Ledger:
                 life.state = None
 
     def may_fail(self, correlation_id: str, error: str) -> bool:
-        """Whether a step that calls another model may fail so: the sequence that it calls is over, or the store has
-        been full, or a gateway away, for longer than a call is patient.
+        """Whether a step that calls another model may fail so: the sequence that it calls is over, or lacks steps that
+        the store has lost; or the store has been full, or a gateway away, for longer than a call is patient.
         """
-        has_failed = CALL_FAILED in error and (self.is_callee_over(correlation_id) or FULL in error)
+        has_failed = CALL_FAILED in error and (self.is_callee_over(correlation_id) or FULL in error or self.has_lost)
         return has_failed or (self.impatient and not any(text in error for text in LASTING))
 
     def is_callee_over(self, correlation_id: str) -> bool:

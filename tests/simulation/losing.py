@@ -58,7 +58,7 @@ class LosingWorld(World):
 
         def lose() -> None:
             self.story.tell(f"fault: the store {home} ends, and has lost its last {seconds:.3f} s")
-            self._is_losing = False
+            self._is_losing, self.ledger.has_lost = False, True
             self.network.stop(self.network.servers[home])
             self._lose(home, *kept)
             for client in self.clients:

@@ -645,7 +645,7 @@ MUTANTS = (
     Mutant(
         "called late",
         "a START that a model calls for comes late, and begins its sequence again",
-        (Edit("submit", r"local is_call = has\(flags, NAMED\)", "local is_call = false"),),
+        (Edit("submit", r"if has\(flags, NAMED\) and follows then return n end"),),
         only="--calls",
     ),
     Mutant(

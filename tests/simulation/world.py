@@ -518,11 +518,7 @@ class World:
 
     async def _clear_up(self) -> None:
         """Of the clients' requests nothing is left; after the idle time, nothing but what is meant to stay."""
-        await asyncio.sleep(SETTLED_S)
-        for parts in [member.life.parts for member in self.gateways if member.life and member.life.parts]:
-            left = parts.inference.in_flight, parts.inference.budget.taken
-            if left != (0, 0):
-                self.story.violate(f"a gateway has requests in flight, and bytes of them: {left}")
+        await self._settle()
         for member in self._dispensable():
             member.wanted = False
             if member.life is not None:
@@ -535,6 +531,23 @@ class World:
                 break
         for problem in problems:
             self.story.violate(problem)
+
+    async def _settle(self) -> None:
+        """Waits until gateways have heard that the clients have left. Calls of models go on without them."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + (FINISH_S if self.ledger.calls else SETTLED_S)
+        await asyncio.sleep(SETTLED_S)
+        while left := self._in_flight():
+            if loop.time() >= until_s:
+                self.story.violate(f"gateways have requests in flight, and bytes of them: {left}")
+                return
+            await asyncio.sleep(SETTLED_S)
+
+    def _in_flight(self) -> list[tuple[int, int]]:
+        """Of each gateway that has any: its requests, and their bytes."""
+        parts = [member.life.parts for member in self.gateways if member.life and member.life.parts]
+        taken = [(one.inference.in_flight, one.inference.budget.taken) for one in parts]
+        return [each for each in taken if any(each)]
 
     def _dispensable(self) -> list[Member]:
         """Who is not needed any more when every client has left."""

@@ -232,17 +232,18 @@ end
 -- * Every other match is a repetition.
 --
 -- A model's call has a name that no other call has, in whichever run. A match is a repetition, however many steps have
--- followed: the call may have been held up on its way, or its executor be one that has lost the step long ago. Only a
--- START begins anew what is over without END: with that nobody goes on.
+-- followed: the call may have been held up on its way, or its executor be one that has lost the step long ago. So it is
+-- when the sequence is over: a new run would lack the calls that followed, which are known. Only a START that nothing
+-- has followed begins anew what is over without END: with that nobody goes on.
 local function by_name(step, flags, record)
   local n = step.digest ~= '' and step_named(record.ids, step.digest, record.accepted)
   if not n then return nil end
   if record.may_have_come then return n end
-  local is_call = has(flags, NAMED)
-  if n < record.start then return is_call and n or nil end
+  local follows = n < record.accepted
+  if has(flags, NAMED) and follows then return n end
+  if n < record.start then return nil end
   local idle = n == record.start and is_idle_for_too_long(step, record)
   local first = has(flags, START) or n == record.start and has(flags, IMPLICIT) and (record.closed or idle)
-  local follows = n < record.accepted and not is_call
   if first and (follows or idle or record.closed and record.cause ~= 'e') then return nil end
   return n
 end

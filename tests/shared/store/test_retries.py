@@ -135,12 +135,29 @@ class TestCalls:
 
         assert (SubmitCode.JOINED, 1) == await again(mesh, "a", START | NAMED, inputs=TWO)
 
-    async def test_a_start_begins_again_what_is_over_without_end(self, mesh: ScriptedMesh) -> None:
+    async def test_a_start_that_nothing_has_followed_begins_again_what_is_over_without_end(
+        self, mesh: ScriptedMesh
+    ) -> None:
         """Its caller may have been taken over for so long."""
-        await run_sequence(mesh, "ab", all_of=NAMED)
+        await run_sequence(mesh, "a", all_of=NAMED)
         await mesh.redis.delete(mesh.keys.sequence(mesh.sequence(7)).idle)
 
         assert SubmitCode.DELIVERED is (await again(mesh, "a", START | NAMED))[0]
+
+    @pytest.mark.parametrize("is_told", [False, True])
+    async def test_what_is_over_does_not_go_on_without_the_calls_that_have_followed_its_start(
+        self, mesh: ScriptedMesh, is_told: bool
+    ) -> None:
+        """Its caller's step runs again: a new run would lack the second call, which is known and would not be done."""
+        await run_sequence(mesh, "ab", all_of=NAMED)
+        await mesh.redis.delete(mesh.keys.sequence(mesh.sequence(7)).idle)
+        if is_told:
+            await mesh.expire(7)
+
+        assert [(SubmitCode.REPEATED, 1), (SubmitCode.REPEATED, 2)] == [
+            await again(mesh, "a", START | NAMED), await again(mesh, "b", NAMED)
+        ]  # fmt: skip
+        assert (SubmitCode.EXPIRED, 2) == await again(mesh, "c", NAMED)
 
 
 class TestRequestIds:
