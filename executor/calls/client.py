@@ -37,7 +37,7 @@ from executor.calls.protocol import (
     unsent_error,
 )
 from executor.engine.python.calls import CallAnswer, ModelCall
-from shared.contract.calls import CALL_KEY, call_value
+from shared.contract.calls import CALL_KEY, call_value, is_of_sequence, models_of
 from shared.contract.errors import Code
 from shared.contract.ids import SequenceId
 from shared.process import logs
@@ -148,7 +148,7 @@ class CallClient:
         assert task is not None
         self._tasks[call.number] = task
         if call.chain:
-            self._note((call.chain[-1].partition("#")[0], call.model))
+            self._note((models_of(call.chain)[-1], call.model))
         try:
             if self._closing:
                 work.close()
@@ -370,8 +370,7 @@ class Stream:
 
 def caller_of(call: ModelCall) -> str:
     """Names the sequence whose step makes a call; "" for any other call."""
-    name = call.chain[-1] if call.chain else ""
-    return name if "#" in name else ""
+    return call.chain[-1] if call.chain and is_of_sequence(call.chain[-1]) else ""
 
 
 async def encoded_request(call: ModelCall, first_answer: int = 0) -> bytes:

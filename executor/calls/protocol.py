@@ -196,15 +196,11 @@ def is_passing(call: ModelCall, code: str, text: str, *, was_accepted: bool) -> 
 def failure_of(call: ModelCall, error: Any) -> CallAnswer:
     name: str = error.code().name
     code, text = CODES.get(name, Code.INTERNAL), error.details() or name
-    return _failure(call, code, text, was_accepted=_was_accepted(_trailing(error)))
+    return _failure(call, code, text, was_accepted=_trailing(error).get(ANSWERED_KEY) == ACCEPTED)
 
 
 def _trailing(error: Any) -> dict[str, object]:
     return dict(error.trailing_metadata() or ())
-
-
-def _was_accepted(trailing: Mapping[str, object]) -> bool:
-    return trailing.get(ANSWERED_KEY) == ACCEPTED
 
 
 def _failure(call: ModelCall, code: Code, text: str, *, was_accepted: bool) -> CallAnswer:

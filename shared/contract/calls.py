@@ -94,6 +94,11 @@ def models_of(chain: Sequence[str]) -> list[str]:
     return [entry.partition("#")[0] for entry in chain]
 
 
+def is_of_sequence(entry: str) -> bool:
+    """Whether an entry of a chain says whose step waits; not so that of a stateless request."""
+    return "#" in entry
+
+
 def call_value(name: str, chain: Sequence[str]) -> str:
     """The value of the metadata key."""
     return ",".join(quote(part, safe="#/") for part in (name, *chain))
